@@ -10,7 +10,7 @@ import itertools
 import json
 import pathlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 MODELS = ROOT / "examples" / "llm" / "research" / "records"
 MEMORY = ROOT / "examples" / "research" / "records" / "benchmarks"
+BOARD = ROOT / "examples" / "research" / "records" / "board"
 
 
 class Colors(NamedTuple):
@@ -277,6 +278,172 @@ def machines(colors: Colors) -> plt.Figure:
     return figure
 
 
+# The map of tools: a node has a place and a text; answers lead to the next one. A tool
+# has a frame.
+QUESTIONS = {
+    "gradient": (0.0, 3.0, "Does jax.grad work,\nand fit in memory?"),
+    "network": (0.0, 2.0, "A network or\na language model?"),
+    "score": (0.0, 1.0, "Is the loss a reward\nof generated text?"),
+    "traced": (2.2, 2.0, "More than 10,000\nparameters?"),
+    "slow": (2.2, 1.0, "Is an evaluation\nslow?"),
+}
+TOOLS = {
+    "optax": (2.2, 3.0, "jax.grad and Optax"),
+    "radazo": (0.0, 0.0, "zo.value_and_grad\nand zo.radazo"),
+    "shaping": (-2.2, 1.0, "zo.evolution_strategy"),
+    "many": (4.4, 2.0, "zo.minimize with\nzo.radazo"),
+    "workers": (4.4, 1.0, "zo.minimize_black_box\nwith workers, journal"),
+    "minimize": (2.2, 0.0, "zo.minimize, or\nzo.minimize_black_box"),
+}
+ANSWERS = (
+    ("gradient", "optax", "yes"),
+    ("gradient", "network", "no"),
+    ("network", "score", "yes"),
+    ("network", "traced", "no"),
+    ("score", "shaping", "yes"),
+    ("score", "radazo", "no"),
+    ("traced", "many", "yes"),
+    ("traced", "slow", "no"),
+    ("slow", "workers", "yes"),
+    ("slow", "minimize", "no"),
+)
+
+
+def tools(colors: Colors) -> plt.Figure:
+    """The map that leads from a function to a tool."""
+    figure, axes = plt.subplots(figsize=(9.6, 4.2), layout="constrained")
+    figure.patch.set_alpha(0)
+    bare(axes)
+    nodes = QUESTIONS | TOOLS
+    for start, end, answer in ANSWERS:
+        (x, y, _), (to_x, to_y, _) = nodes[start], nodes[end]
+        far = np.array([0.98, 0.0]) if y == to_y else np.array([0.0, 0.27])
+        away = np.sign([to_x - x, to_y - y])
+        begun, done = np.array([x, y]) + far * away, np.array([to_x, to_y]) - far * away
+        arrow(axes, begun, done, colors.quiet, 1.2)
+        beside = (begun + done) / 2 + (np.array([0, 0.1]) if y == to_y else [0.16, 0])
+        axes.text(*beside, answer, color=colors.quiet, fontsize=9, ha="center")
+    for name, (x, y, text) in nodes.items():
+        tool = name in TOOLS
+        frame = {"boxstyle": "round,pad=0.45", "facecolor": "none", "linewidth": 1.4}
+        frame["edgecolor"] = colors.main if tool else "none"
+        font = {"family": "monospace" if tool else "sans-serif", "fontsize": 9}
+        axes.text(
+            *(x, y, text),
+            **font,
+            color=colors.main if tool else colors.text,
+            ha="center",
+            va="center",
+            bbox=frame,
+        )
+    axes.set(xlim=(-3.3, 5.5), ylim=(-0.4, 3.4))
+    return figure
+
+
+# Tools of the comparison of optimizers, with their names and marks in the picture.
+COMPARED = {
+    "default": ("radazo_jax", "o"),
+    "newuoa": ("NEWUOA, BOBYQA", "^"),
+    "cobyqa": ("COBYQA", "v"),
+    "lbfgsb": ("L-BFGS-B", "s"),
+    "cma": ("CMA", "D"),
+    "powell": ("Powell", "P"),
+}
+CLASSES = {
+    "free": "Smooth",
+    "boxes": "In a box",
+    "middle": "30 to 100 parameters",
+    "steps": "In steps",
+    "scales-2": "Badly scaled",
+    "nan-20": "Failing at 20 % of points",
+    "region": "Failing in a region",
+    "jump": "Jumps",
+    "nonsmooth": "Kinks",
+    "multimodal": "Many minima",
+}
+
+
+def board(colors: Colors) -> plt.Figure:
+    """Draws the share of targets that tools reach within 30 (d + 1) evaluations."""
+    rows = json.loads((BOARD / "classes.json").read_bytes())["rows"]
+    figure, axes = plt.subplots(figsize=(7.4, 3.8), layout="constrained")
+    axes.patch.set_alpha(0)
+    for tool, (name, mark) in COMPARED.items():
+        ours = tool == "default"
+        shares = [share(rows, kind, tool) for kind in CLASSES]
+        axes.plot(
+            *(shares, range(len(CLASSES)), mark),
+            color=colors.accent if ours else colors.quiet,
+            markersize=8 if ours else 5,
+            zorder=3 if ours else 2,
+            label=name,
+        )
+    axes.set_yticks(range(len(CLASSES)), CLASSES.values(), color=colors.text)
+    axes.invert_yaxis()
+    axes.set_xlim(-3, 103)
+    axes.set_xlabel("share of targets reached, in percent", color=colors.text)
+    axes.tick_params(colors=colors.text, length=0)
+    axes.grid(axis="y", color=colors.levels, lw=0.8)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.legend(
+        loc="upper left", bbox_to_anchor=(1, 1), frameon=False, labelcolor=colors.text
+    )
+    return figure
+
+
+def share(rows: list[dict[str, Any]], kind: str, tool: str) -> float:
+    """The share of targets of a class within 30 (d + 1) evaluations, in percent."""
+    found = [row for row in rows if (row["kind"], row["method"]) == (kind, tool)]
+    within = [
+        count is not None and count <= 30 * (row["dimension"] + 1)
+        for row in found
+        for count in row["evaluations"]
+    ]
+    return 100 * float(np.mean(within)) if within else float("nan")
+
+
+# Steps of the default method, by their number of points.
+KINDS = {"differences": "levels", "line search": "accent", "population": "main"}
+
+
+def decides(colors: Colors) -> plt.Figure:
+    """Draws the values of a run of the default method, by the kind of their step."""
+    size, found, best = 6, {name: [] for name in KINDS}, []
+
+    def fun(x: np.ndarray) -> float:
+        away = x - np.array([1.0, 2.0, -1.0, 3.0, 0.5, 2.0])
+        away[5] = np.round(4 * x[5]) / 4 - 1
+        return float(1e-2 + np.sum(away**2))
+
+    def see(report: zo.runs.Report) -> None:
+        n = len(report.values)
+        kind = "line search" if n == 1 else "differences" if n <= size else "population"
+        first = len(best)
+        for i, value in enumerate(report.values):
+            found[kind].append((first + i, value))
+            best.append(min([value, *best[-1:]]))
+
+    zo.minimize_black_box(
+        fun, np.zeros(size), max_evaluations=160, progress=False, callback=see
+    )
+    figure, axes = plt.subplots(figsize=(7.4, 3.0), layout="constrained")
+    axes.patch.set_alpha(0)
+    axes.plot(best, color=colors.quiet, lw=1.2, label="lowest so far")
+    for name, points in found.items():
+        if points:
+            x, y = np.transpose(points)
+            axes.scatter(x, y, s=14, color=getattr(colors, KINDS[name]), label=name)
+    axes.set_yscale("log")
+    axes.set_xlabel("evaluations", color=colors.text)
+    axes.set_ylabel("value", color=colors.text)
+    axes.tick_params(colors=colors.text, which="both")
+    for side in axes.spines.values():
+        side.set_color(colors.quiet)
+    axes.legend(frameon=False, labelcolor=colors.text)
+    return figure
+
+
 PICTURES: dict[str, Callable[[Colors], plt.Figure]] = {
     "step": step,
     "card_network": network,
@@ -285,6 +452,9 @@ PICTURES: dict[str, Callable[[Colors], plt.Figure]] = {
     "card_simulator": simulator,
     "card_devices": devices,
     "card_machines": machines,
+    "tools": tools,
+    "board": board,
+    "decides": decides,
 }
 
 

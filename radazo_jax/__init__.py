@@ -19,26 +19,23 @@ Examples:
 from radazo_jax import contrib as contrib
 from radazo_jax import distributions as distributions
 from radazo_jax import estimators as estimators
+from radazo_jax import methods as methods
 from radazo_jax import random as random
 from radazo_jax import runs as runs
-from radazo_jax import search as search
 from radazo_jax import shaping as shaping
 from radazo_jax import transforms as transforms
-from radazo_jax._src.base import Evaluator, GradientEstimator, Search
+from radazo_jax._src.base import Evaluator, GradientEstimator
 from radazo_jax._src.directions.dense import coordinate, gaussian, sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.low_rank import low_rank
 from radazo_jax._src.directions.signs import orthonormal, rademacher
-from radazo_jax._src.estimators.accelerated import accelerated
-from radazo_jax._src.estimators.adaptive import adaptive_difference
 from radazo_jax._src.estimators.differences import (
     central_difference,
     forward_difference,
     spsa,
 )
 from radazo_jax._src.estimators.evolution import evolution_strategy
-from radazo_jax._src.estimators.full import full_difference
-from radazo_jax._src.estimators.gradients import value_and_grad
+from radazo_jax._src.estimators.value_and_grad import value_and_grad
 from radazo_jax._src.evaluators.external import external
 from radazo_jax._src.evaluators.sharded import sharded
 from radazo_jax._src.evaluators.vectorized import vectorized
@@ -48,22 +45,19 @@ from radazo_jax._src.runs.learning_rate import find_learning_rate
 from radazo_jax._src.runs.minimize import minimize, minimize_black_box
 from radazo_jax._src.runs.smoothing import find_smoothing
 from radazo_jax._src.runs.told import ask_tell, replay
-from radazo_jax._src.steps.defaults import default_method
 from radazo_jax._src.steps.optax_wrapper import estimate_gradient
 from radazo_jax._src.steps.solver import solver
 from radazo_jax._src.steps.states import RunError
-from radazo_jax._src.transforms.aliases import (
-    bfgs,
+from radazo_jax._src.transforms.constraints import anchored_decay, keep_params_in
+from radazo_jax._src.transforms.in_place import chain_in_place
+from radazo_jax._src.transforms.moments import scale_by_radazo, scale_by_zo_adamm
+from radazo_jax._src.transforms.optimizers import (
     radazo,
     zo_adamm,
     zo_rmsprop,
     zo_sgd,
     zo_signsgd,
 )
-from radazo_jax._src.transforms.constraints import anchored_decay, keep_params_in
-from radazo_jax._src.transforms.in_place import chain_in_place
-from radazo_jax._src.transforms.lbfgs import scale_by_bfgs
-from radazo_jax._src.transforms.moments import scale_by_radazo, scale_by_zo_adamm
 from radazo_jax._src.transforms.replayed import (
     scale_by_replayed_radazo,
     scale_by_replayed_zo_adamm,
@@ -78,16 +72,11 @@ __all__ = [
     "Evaluator",
     "GradientEstimator",
     "RunError",
-    "Search",
-    "accelerated",
-    "adaptive_difference",
     "anchored_decay",
     "ask_tell",
-    "bfgs",
     "central_difference",
     "chain_in_place",
     "coordinate",
-    "default_method",
     "diagnose",
     "distribute",
     "estimate_gradient",
@@ -96,7 +85,6 @@ __all__ = [
     "find_learning_rate",
     "find_smoothing",
     "forward_difference",
-    "full_difference",
     "gaussian",
     "keep_params_in",
     "low_rank",
@@ -107,7 +95,6 @@ __all__ = [
     "radazo",
     "rademacher",
     "replay",
-    "scale_by_bfgs",
     "scale_by_radazo",
     "scale_by_replayed_radazo",
     "scale_by_replayed_zo_adamm",

@@ -10,6 +10,11 @@ from radazo_jax._src.contrib.gaussian_process import (
     GaussianProcessState,
     gaussian_process,
 )
+from radazo_jax._src.contrib.hessian_informed import (
+    HessianInformedState,
+    hessian_informed,
+)
+from radazo_jax._src.contrib.lazy_low_rank import lazy_low_rank
 from radazo_jax._src.contrib.linear_interpolation import (
     LinearInterpolationState,
     linear_interpolation,
@@ -19,6 +24,7 @@ from radazo_jax._src.contrib.momentum_perturbation import (
     MomentumPerturbationState,
     momentum_perturbation,
 )
+from radazo_jax._src.contrib.normalized_batch import normalized_batch
 from radazo_jax._src.contrib.prior_guided import PriorGuidedState, prior_guided
 from radazo_jax._src.contrib.query_reuse import QueryReuseState, query_reuse
 from radazo_jax._src.contrib.residual_feedback import (
@@ -33,6 +39,7 @@ from radazo_jax._src.contrib.variance_reduced import (
 __all__ = [
     "CoordinateWiseState",
     "GaussianProcessState",
+    "HessianInformedState",
     "LinearInterpolationState",
     "MomentumPerturbationState",
     "PriorGuidedState",
@@ -42,9 +49,12 @@ __all__ = [
     "VarianceReducedState",
     "coordinate_wise",
     "gaussian_process",
+    "hessian_informed",
+    "lazy_low_rank",
     "linear_interpolation",
     "majority_vote",
     "momentum_perturbation",
+    "normalized_batch",
     "prior_guided",
     "query_reuse",
     "residual_feedback",

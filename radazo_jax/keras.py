@@ -18,17 +18,22 @@ import functools
 from typing import Any
 
 import jax
-import keras
 import optax
+
+try:
+    import keras
+except ImportError as error:
+    raise ImportError(
+        "radazo_jax.keras needs Keras, which is not installed. Run pip install keras."
+    ) from error
 
 from radazo_jax._src.base import (
     Evaluator,
     GradientEstimator,
-    Search,
     check_estimator,
     check_evaluator,
 )
-from radazo_jax._src.estimators import gradients
+from radazo_jax._src.estimators.value_and_grad import value_and_grad
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 
@@ -94,18 +99,11 @@ class ZerothOrder(keras.Model):
 
         Args:
           optimizer: A Keras optimizer, or an Optax transformation such as
-            `radazo(1e-2)`.
+            `radazo(1e-2)`. Its updates are multiplied by the learning rate that
+            callbacks of Keras set, which is 1 at first.
           **kwargs: As Keras takes them.
 
-        Raises:
-          TypeError: If `optimizer` is a search, which finds step sizes in `solver` and
-            `minimize` alone.
         """
-        if isinstance(optimizer, Search):
-            raise TypeError(
-                "optimizer must have a learning rate, as radazo(1e-2) has; got the "
-                f"search {optimizer!r}. Pass it to solver or minimize."
-            )
         if isinstance(optimizer, optax.GradientTransformation):
             optimizer = _Optax(optimizer)
         super().compile(optimizer=optimizer, **kwargs)
@@ -134,8 +132,20 @@ class ZerothOrder(keras.Model):
 
         if not training:
             return loss(trainable_variables)
-        # The first variable of every optimizer of Keras is its count of steps.
-        return self._estimated(loss, optimizer_variables[0])(trainable_variables)
+        count = optimizer_variables[_place_of_count(self.optimizer)]
+        return self._estimated(loss, count)(trainable_variables)
+
+
+def _place_of_count(optimizer: Any) -> int:
+    """The place of the count of steps among the variables of an optimizer.
+
+    It is the first variable of the optimizer that a `LossScaleOptimizer` may wrap. Its
+    property `iterations` leaves out the steps between which gradients are accumulated.
+    """
+    inner = optimizer
+    while hasattr(inner, "inner_optimizer"):
+        inner = inner.inner_optimizer
+    return [id(v) for v in optimizer.variables].index(id(inner.variables[0]))
 
 
 def _estimated(
@@ -146,9 +156,7 @@ def _estimated(
     step: jax.Array,
 ) -> Any:
     """`loss`, with an estimate as its derivative."""
-    estimate = gradients.value_and_grad(
-        loss, estimator, evaluator=evaluator, has_aux=True
-    )
+    estimate = value_and_grad(loss, estimator, evaluator=evaluator, has_aux=True)
     key = jax.random.fold_in(key, step.astype("uint32"))
 
     def forward(params: Any) -> tuple[Any, Any]:
@@ -195,11 +203,17 @@ class _Optax(keras.optimizers.Optimizer):
         params = [v.value for v in self._trainable_variables]
         state = jax.tree.unflatten(self._structure, [v.value for v in self._leaves])
         updates, state = self.transformation.update(list(grads), state, params)
+        # 1, unless a callback of Keras has set it.
+        rate = jax.numpy.asarray(self.learning_rate)
+        updates = [u * rate.astype(u.dtype) for u in updates]
         for variable, new in zip(
             [*self._trainable_variables, *self._leaves],
             [*optax.apply_updates(params, updates), *jax.tree.leaves(state)],
             strict=True,
         ):
             variable.assign(new)
+        for variable in self._trainable_variables:
+            if variable.constraint is not None:
+                variable.assign(variable.constraint(variable))
         self.iterations.assign_add(1)
         return self.iterations

@@ -25,7 +25,13 @@ from typing import Any
 
 import jax
 import optax
-from flax import nnx
+
+try:
+    from flax import nnx
+except ImportError as error:
+    raise ImportError(
+        "radazo_jax.nnx needs Flax, which is not installed. Run pip install flax."
+    ) from error
 
 from radazo_jax._src.base import (
     Evaluator,
@@ -36,6 +42,7 @@ from radazo_jax._src.base import (
     check_evaluator,
 )
 from radazo_jax._src.estimators import arguments, gradients
+from radazo_jax._src.estimators import value_and_grad as arrays
 from radazo_jax._src.evaluators.vectorized import vectorized
 
 __all__ = ["value_and_grad", "value_fn"]
@@ -125,11 +132,11 @@ def value_and_grad(
         passed = [params, rest, others]
         if not has_aux and not _writes(loss, passed):
             # Nothing but values to keep track of, which estimators make use of.
-            estimate = gradients.value_and_grad(
+            estimate = arrays.value_and_grad(
                 lambda *a: loss(*a)[0], estimator, evaluator=evaluator
             )
             return estimate(key, *passed)
-        estimate = gradients.value_and_grad(
+        estimate = arrays.value_and_grad(
             loss, estimator, evaluator=evaluator, has_aux=True
         )
         (value, (aux, written)), gradient = estimate(key, *passed)

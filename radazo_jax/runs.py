@@ -3,6 +3,7 @@
 The functions that run are in `radazo_jax`.
 """
 
+from radazo_jax._src.runs.asker import MethodState
 from radazo_jax._src.runs.diagnose import Diagnosis
 from radazo_jax._src.runs.history import History, scalars
 from radazo_jax._src.runs.learning_rate import LearningRate
@@ -10,10 +11,8 @@ from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.smoothing import Smoothing
 from radazo_jax._src.runs.told import Told
 from radazo_jax._src.steps.solver import Solver
-from radazo_jax._src.steps.stages import Stage
 from radazo_jax._src.steps.states import (
     Failures,
-    Outcome,
     RunError,
     SolverState,
     StepInfo,
@@ -26,14 +25,13 @@ __all__ = [
     "Failures",
     "History",
     "LearningRate",
-    "Outcome",
+    "MethodState",
     "Report",
     "Result",
     "RunError",
     "Smoothing",
     "Solver",
     "SolverState",
-    "Stage",
     "StepInfo",
     "Told",
     "WorkerReport",

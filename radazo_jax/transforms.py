@@ -7,16 +7,16 @@ from radazo_jax._src.transforms.constraints import (
     keep_params_in,
 )
 from radazo_jax._src.transforms.in_place import InPlaceUpdate, chain_in_place
-from radazo_jax._src.transforms.lbfgs import ScaleByBfgsState, scale_by_bfgs
 from radazo_jax._src.transforms.moments import (
+    FactoredMoment,
     ScaleByRadazoState,
     ScaleByZoAdammState,
     scale_by_radazo,
     scale_by_zo_adamm,
 )
 from radazo_jax._src.transforms.replayed import (
-    FactoredMoment,
     ScaleByReplayedMomentsState,
+    StepHistory,
     scale_by_replayed_radazo,
     scale_by_replayed_zo_adamm,
 )
@@ -24,14 +24,12 @@ from radazo_jax._src.transforms.rounding import (
     StochasticRoundingState,
     stochastic_rounding,
 )
-from radazo_jax._src.transforms.step_history import StepHistory
 
 __all__ = [
     "AnchoredDecayState",
     "EstimateGradientState",
     "FactoredMoment",
     "InPlaceUpdate",
-    "ScaleByBfgsState",
     "ScaleByRadazoState",
     "ScaleByReplayedMomentsState",
     "ScaleByZoAdammState",
@@ -41,7 +39,6 @@ __all__ = [
     "chain_in_place",
     "estimate_gradient",
     "keep_params_in",
-    "scale_by_bfgs",
     "scale_by_radazo",
     "scale_by_replayed_radazo",
     "scale_by_replayed_zo_adamm",

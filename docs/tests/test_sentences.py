@@ -22,16 +22,17 @@ def rows(page):
     return [[cell.strip() for cell in row] for row in found]
 
 
-def test_contributing_lists_every_module():
-    package = ROOT / "radazo_jax"
-    modules = {
-        path.relative_to(ROOT).as_posix().removeprefix("radazo_jax/_src/")
-        for path in package.rglob("*.py")
-        if path.name != "__init__.py" or path.parent == package
-    }
-    cells = [row[0] for row in rows("CONTRIBUTING.md")]
-    listed = [cell.strip("`") for cell in cells if cell.endswith(".py`")]
-    assert sorted(listed) == sorted(modules)
+def test_contributing_draws_every_folder_in_the_order_of_imports():
+    picture = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("```")[3]
+    drawn = re.findall(r"[├└]── (\w+)/ ", picture)
+    source = ROOT / "radazo_jax/_src"
+    folders = {path.parent.name for path in source.glob("*/__init__.py")}
+    text = (ROOT / "tests/api/test_public_api.py").read_text(encoding="utf-8")
+    order = re.findall(
+        r'"(\w+)"', re.search(r"^ORDER = (.*?)^\)", text, re.M | re.S)[1]
+    )
+    assert drawn == [name for name in order if name in folders]
+    assert set(drawn) == folders
 
 
 def test_contributing_shows_an_error_that_the_code_raises():

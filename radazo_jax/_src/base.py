@@ -1,22 +1,19 @@
-"""The contracts: points, values, estimates, steps, and what makes each of them.
+"""The contracts: points, values, estimates, and what makes each of them.
 
 An estimator never evaluates. Its `points` chooses the points, an evaluator turns them
-into values, and the estimator's `reduce` turns the values into an estimate. A search
-judges the latest step by the value at its end, and moves along a new direction:
+into values, and the estimator's `reduce` turns the values into an estimate:
 
-    draw ──▶ points ──▶ evaluate ──▶ judge ──▶ reduce ──▶ move
+    draw ──▶ points ──▶ evaluate ──▶ reduce ──▶ move
 """
 
 import abc
 import dataclasses
-import numbers
 from collections.abc import Callable, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
     NamedTuple,
-    NoReturn,
     Protocol,
     SupportsFloat,
 )
@@ -29,13 +26,19 @@ from jax import lax
 
 from radazo_jax._src import checks
 from radazo_jax._src.configuration import Configuration, check_fields
-from radazo_jax._src.directions import sums
+from radazo_jax._src.directions import inner, sums
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.distribution import Direction, Distribution, elements
-from radazo_jax._src.directions.layout import Layout, layout_of
+from radazo_jax._src.directions.layout import (
+    Layout,
+    layout_of,
+    rows_of,
+    unflattened,
+)
 from radazo_jax._src.numbers import generator, keys
+from radazo_jax._src.numbers.counter import Positions
 from radazo_jax._src.perturb import transform
-from radazo_jax._src.trees import STATIC, as_arrays, at_least_float32
+from radazo_jax._src.trees import STATIC, as_arrays, at_least_float32, widest
 
 if TYPE_CHECKING:
 
@@ -78,15 +81,12 @@ class Draw(NamedTuple):
       step: Number of the step in the run, from 0: int32, shape ().
       fun: The function of the parameters that will be evaluated, if JAX can trace it.
         `low_rank` learns from it which axes of a leaf form a matrix.
-      bounds: The lower and the upper bounds of the run, trees like the parameters, if
-        it has some.
     """
 
     key: jax.Array
     run_key: jax.Array
     step: jax.typing.ArrayLike = 0
     fun: Callable[[optax.Params], Any] | None = None
-    bounds: tuple[Any, Any] | None = None
 
     @classmethod
     def once(cls, key: jax.typing.ArrayLike) -> "Draw":
@@ -121,16 +121,14 @@ class Points:
 
     Attributes:
       directions: The directions uₖ, stacked: [K].
-      scales: The scales sₖᵢ, float32, [K, m]: each direction is evaluated at m points.
+      scales: The scales sₖᵢ, [K, m], float32, or float64 if the parameters are: each
+        direction is evaluated at m points.
       includes_params: Whether θ is a point as well, the first; static.
       layout: The layout of the parameters; static.
       shift: w, a tree like the parameters, or `None`.
       shifts: The scales tₖᵢ of w, float32, [K, m], or `None`.
       vector_valued: Whether the function may return several values at each point, [G],
         instead of one; static.
-      units: The units S of the parameters, in which uₖ and w are measured: a tree like
-        them of arrays that broadcast to its leaves. The points are then θ + S sₖᵢ uₖ.
-        `None` for 1.
     """
 
     directions: Direction
@@ -140,7 +138,6 @@ class Points:
     shift: Any = None
     shifts: jax.Array | None = None
     vector_valued: bool = dataclasses.field(default=False, metadata=STATIC)
-    units: Any = None
 
     @property
     def num_points(self) -> int:
@@ -198,24 +195,34 @@ class Points:
         return some
 
     def combine(self, coefficients: jax.Array) -> LinearCombination:
-        """Σₖ coefficientsₖ uₖ over the directions of the points.
+        """Σₖ coefficientsₖ uₖ over the directions of the points: a gradient.
 
         Args:
           coefficients: Real, [K].
         """
         return LinearCombination(coefficients, self.directions, self.layout)
 
+    def direction(self, k: jax.typing.ArrayLike) -> Any:
+        """uₖ as a tree like the parameters, float32."""
+        one = jax.tree.map(lambda x: x[k], self.directions)
+        return jax.tree.unflatten(self.layout.treedef, elements(one, self.layout))
 
-class Lookahead(NamedTuple):
-    """The point at which a step starts instead of θ.
+    def of_tree(self, tree: Any) -> LinearCombination:
+        """A tree like the parameters as a gradient."""
+        return LinearCombination.of_tree(tree, self.layout)
 
-    Attributes:
-      displacement: Its displacement from θ, a tree like the parameters.
-      value: The loss there: shape ().
-    """
+    def of_flat(self, flat: jax.Array, params: optax.Params) -> LinearCombination:
+        """A vector of all coordinates, [d], as a gradient.
 
-    displacement: optax.Updates
-    value: jax.Array
+        Args:
+          flat: The vector.
+          params: θ, whose dtypes and shardings the gradient has.
+        """
+        return self.of_tree(unflattened(flat, self.layout, params))
+
+    def inner_products(self, tree: Any) -> jax.Array:
+        """⟨uₖ, w⟩ of the directions with a tree w like the parameters: float32, [K]."""
+        return inner.inner(self.directions, self.layout, tree)
 
 
 class Estimate(NamedTuple):
@@ -227,24 +234,12 @@ class Estimate(NamedTuple):
       num_values: Number of values used: int32, shape (). If it is 0, the step is
         skipped.
       gradient: The estimate of the gradient, as a `LinearCombination`.
-      lookahead: The point to which gradient and slope belong, `None` if that is θ.
-      known: The elements of the gradient that are known, bool, [d]; `None` for all.
-      complete: Whether the step may be taken: bool, shape (). If not, the next step
-        evaluates at the same θ what is missing.
-      noisy: Whether the function was seen to have noise: bool, shape ().
-      sizes: The sizes of the parameters, as changes of them that change the function
-        alike, [d]; `None` if they are not known.
     """
 
     value: jax.Array
     slope: jax.Array
     num_values: jax.Array
     gradient: LinearCombination
-    lookahead: Lookahead | None = None
-    known: jax.Array | None = None
-    complete: jax.typing.ArrayLike = True
-    noisy: jax.typing.ArrayLike = False
-    sizes: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -318,17 +313,6 @@ class GradientEstimator(Configuration, abc.ABC):
           params: θ.
           state: The state that `points` returned.
         """
-
-    def exhausted(self, state: Any) -> jax.typing.ArrayLike:
-        """Whether further steps would teach nothing: bool, shape ().
-
-        A run of the default method then takes another one, or ends.
-
-        Args:
-          state: The state of the estimator.
-        """
-        del state
-        return False
 
 
 def check_estimator(estimator: Any) -> None:
@@ -406,142 +390,8 @@ def check_evaluator(evaluator: Any, traces: bool = True) -> None:
     check_fields(evaluator)
 
 
-# The closest parameters within the bounds of a run.
-Projection = Callable[[optax.Params], optax.Params]
-
 # The loss of a step as a function of the parameters.
 Loss = Callable[[optax.Params], jax.Array]
-
-
-class Descent(NamedTuple):
-    """A direction of descent, and what a search may use to move along it.
-
-    Attributes:
-      direction: The updates of the optimizer, a tree like the parameters.
-      gradient: The estimate of the gradient, likewise.
-      estimate: The estimate; if the loss at θ failed, its value replaces that.
-      value: The loss at θ, NaN if it failed: shape ().
-      project: Projects parameters into the bounds of the run.
-      loss: The loss of the step; `None` if JAX does not evaluate it.
-    """
-
-    direction: optax.Updates
-    gradient: optax.Updates
-    estimate: Estimate
-    value: jax.Array
-    project: Projection
-    loss: Loss | None
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Search(Configuration, abc.ABC):
-    """The length of steps, and the decision whether they stand.
-
-    An optimizer gives directions. A search gives their length, and learns from the next
-    value whether the step was good. In each step, `judge` is called first, and then
-    `move` or `back`; neither, if the step is skipped. A custom search is a subclass
-    with these pure methods, a frozen dataclass with hashable fields, as a custom
-    estimator is. Its state is a `NamedTuple` with at least the field `before`, the
-    parameters to which a rejected step returns.
-
-    Attributes:
-      judges: Whether steps can be rejected.
-      stops_early: Whether a step that is rejected by the value at θ needs no further
-        values. The estimator then keeps its state. If not, the estimator learns from
-        all of the values.
-    """
-
-    judges: ClassVar[bool] = True
-    stops_early: ClassVar[bool] = False
-
-    @abc.abstractmethod
-    def init(self, params: optax.Params) -> Any:
-        """Returns the state before the first step.
-
-        Args:
-          params: θ, a tree of arrays.
-        """
-
-    @abc.abstractmethod
-    def judge(
-        self, state: Any, params: optax.Params, value: jax.Array
-    ) -> tuple[jax.Array, Any]:
-        """Measures the latest step by the value at which it ended.
-
-        Args:
-          state: The state.
-          params: θ.
-          value: The loss at θ, NaN if it failed: shape (). Nothing else of the step
-            needs to be known yet.
-
-        Returns:
-          Whether the run may stay at θ, bool, shape (), and the state, in which the
-          latest step is measured. Without a step to be measured, the run may stay.
-        """
-
-    @abc.abstractmethod
-    def move(
-        self, state: Any, params: optax.Params, descent: Descent
-    ) -> tuple[optax.Params, Any]:
-        """Returns the parameters after a step within the bounds, and the state.
-
-        Args:
-          state: The state, as `judge` returned it.
-          params: θ.
-          descent: The direction, and what is known of it.
-        """
-
-    def back(
-        self, state: Any, params: optax.Params, project: Projection
-    ) -> tuple[optax.Params, Any]:
-        """Returns the parameters after a rejected step, and the state.
-
-        By default, these are the parameters before the step. A search may try another
-        step from there instead.
-
-        Args:
-          state: The state, as `judge` returned it.
-          params: θ, which the run leaves.
-          project: Projects parameters into the bounds of the run.
-        """
-        del params, project
-        return state.before, state
-
-    def exhausted(self, state: Any) -> jax.typing.ArrayLike:
-        """Whether further steps would lead nowhere: bool, shape ().
-
-        A run of the default method then takes another one.
-
-        Args:
-          state: The state of the search.
-        """
-        del state
-        return False
-
-    if not TYPE_CHECKING:  # To a type checker, every attribute would exist.
-
-        def __getattr__(self, name: str) -> NoReturn:
-            # Optax, and Flax's `nnx.Optimizer`, call it of what they take for an
-            # optimizer.
-            if name == "update":
-                raise AttributeError(
-                    "optimizer must have a learning rate, as radazo(1e-2) has; got the "
-                    f"search {self!r}. Pass it to solver or minimize."
-                )
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}"
-            )
-
-
-def check_search(search: Any) -> None:
-    """Raises unless `search` is one, with hashable fields."""
-    if not isinstance(search, Search):
-        number = isinstance(search, numbers.Number)
-        hint = f" Pass num_steps={search!r} by its name." if number else ""
-        raise TypeError(
-            f"search must be a Search such as search.parabolic(); got {search!r}.{hint}"
-        )
-    check_fields(search)
 
 
 def sample_points(
@@ -552,6 +402,7 @@ def sample_points(
     params: optax.Params,
     *,
     includes_params: bool = False,
+    numbers: jax.Array | None = None,
 ) -> Points:
     """Samples the directions of a step, and points at the same scales along each.
 
@@ -564,6 +415,9 @@ def sample_points(
         parameters.
       params: θ, a tree of arrays, of which only the shapes are used.
       includes_params: Whether θ itself is a point, the first.
+      numbers: The numbers of the directions, uint32, [K], if an estimator chooses them:
+        a number is the same direction in every step of a run. By default, each step has
+        its own.
 
     Returns:
       The points.
@@ -578,10 +432,55 @@ def sample_points(
       >>> points.num_points
       8
     """
-    directions, layout = _sample(distribution, draw, num_directions, params)
-    along = jnp.asarray(scales, jnp.float32)
+    directions, layout = _sample(distribution, draw, num_directions, params, numbers)
+    along = jnp.asarray(scales, widest(params))
     each = jnp.broadcast_to(along, (num_directions, *along.shape))
     return Points(directions, each, includes_params, layout)
+
+
+def points_along(
+    tree: Any,
+    scales: Sequence[float] | jax.Array,
+    params: optax.Params,
+    *,
+    includes_params: bool = False,
+) -> Points:
+    """The points θ + sᵢ w along a tree w, for estimators that make their own direction.
+
+    Args:
+      tree: w, a tree like the parameters.
+      scales: sᵢ, shape [m].
+      params: θ, a tree of arrays.
+      includes_params: Whether θ itself is a point, the first.
+
+    Returns:
+      The points. They have one direction, which is 0: the gradient is a multiple of w,
+      as `points.of_tree` makes it.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> points = zo.estimators.points_along(jnp.ones(2), [0.5, -0.5], jnp.zeros(2))
+      >>> zo.estimators.candidates(points, jnp.zeros(2)).tolist()
+      [[0.5, 0.5], [-0.5, -0.5]]
+    """
+    once = Draw.once(jax.random.key(0))
+    directions, layout = _sample(_Zero(), once, 1, params)
+    shifts = jnp.asarray(scales, jnp.float32)[None]
+    each = jnp.zeros_like(shifts)
+    return Points(directions, each, includes_params, layout, tree, shifts)
+
+
+class _Zero(Distribution):
+    """The direction 0, which costs nothing."""
+
+    def factor(self, dimension: int) -> float:
+        del dimension
+        return 1.0
+
+    def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
+        del key, number
+        return jnp.zeros(at.lo.shape, jnp.float32)
 
 
 def shifted_points(
@@ -608,6 +507,17 @@ def shifted_points(
 
     Returns:
       The points; each has a direction of its own, m = 1.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> draw, params = zo.estimators.Draw.once(jax.random.key(0)), jnp.zeros(2)
+      >>> scales, shifts = jnp.array([0.0, 1e-3]), jnp.array([1.0, 0.0])
+      >>> points = zo.estimators.shifted_points(
+      ...     zo.sphere(), draw, 1, [0, 0], scales, jnp.ones(2), shifts, params
+      ... )
+      >>> zo.estimators.candidates(points, params)[1].tolist()
+      [1.0, 1.0]
     """
     each = np.asarray(which)
     directions, layout = _sample(distribution, draw, num_directions, params)
@@ -616,15 +526,21 @@ def shifted_points(
 
 
 def _sample(
-    distribution: Distribution, draw: Draw, num_directions: int, params: optax.Params
+    distribution: Distribution,
+    draw: Draw,
+    num_directions: int,
+    params: optax.Params,
+    numbers: jax.Array | None = None,
 ) -> tuple[Direction, Layout]:
     """The directions of a step, stacked, and the layout of the parameters."""
     layout = transform.annotate(layout_of(params), distribution, draw.fun, params)
-    numbers = np.arange(num_directions, dtype=np.uint32)
+    if numbers is not None:
+        return sums.sample(distribution, draw.run_key, numbers, layout), layout
+    each = np.arange(num_directions, dtype=np.uint32)
     if not distribution.sequential:
-        return sums.sample(distribution, draw.key, numbers, layout), layout
+        return sums.sample(distribution, draw.key, each, layout), layout
     key, first = _next_in_run(draw, num_directions)
-    return sums.sample(distribution, key, first + numbers, layout), layout
+    return sums.sample(distribution, key, first + each, layout), layout
 
 
 def _next_in_run(draw: Draw, num_directions: int) -> tuple[jax.Array, jax.Array]:
@@ -668,9 +584,13 @@ def candidates(points: Points, params: optax.Params) -> optax.Params:
         us = jax.tree.unflatten(
             points.layout.treedef, elements(direction, points.layout)
         )
-        at = shifted(params, points.shift, shift, points.units)
-        away = _in_units(points.units, jax.tree.map(lambda u: scale * u, us))
-        return jax.tree.map(_step, at, away)
+        at = shifted(params, points.shift, shift)
+
+        def away(p: jax.Array, u: jax.Array) -> jax.Array:
+            dtype = at_least_float32(p.dtype)
+            return _step(p, scale.astype(dtype) * u.astype(dtype))
+
+        return jax.tree.map(away, at, us)
 
     at_scales = jax.vmap(moved, in_axes=(None, 0, 0))
     moved_params = jax.vmap(at_scales)(points.directions, points.scales, points.shifts)
@@ -682,16 +602,35 @@ def candidates(points: Points, params: optax.Params) -> optax.Params:
     return jax.tree.map(flat, params, moved_params)
 
 
-def shifted(
-    params: optax.Params, shift: Any, distance: jax.Array | None, units: Any = None
-) -> Any:
+def candidate_rows(points: Points, params: optax.Params) -> jax.Array:
+    """Returns the points as vectors, for estimators of few parameters.
+
+    Args:
+      points: The points, n of them.
+      params: θ.
+
+    Returns:
+      All coordinates of each point: float32, [n, d].
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> params = {"a": jnp.zeros(2), "b": jnp.zeros((2, 3))}
+      >>> draw = zo.estimators.Draw.once(jax.random.key(0))
+      >>> points, _ = zo.spsa().points(draw, params, ())
+      >>> zo.estimators.candidate_rows(points, params).shape
+      (2, 8)
+    """
+    return rows_of(candidates(points, params))
+
+
+def shifted(params: optax.Params, shift: Any, distance: jax.Array | None) -> Any:
     """θ + t w, rounded to the dtypes of θ; θ itself without a w.
 
     Args:
       params: θ.
       shift: w, a tree like θ, or `None`.
       distance: t, or `None`.
-      units: The units of w, as of `Points`.
     """
     if distance is None:
         return params
@@ -700,15 +639,7 @@ def shifted(
         wide = at_least_float32(p.dtype)
         return distance.astype(wide) * w.astype(wide)
 
-    moves = _in_units(units, jax.tree.map(away, params, shift))
-    return jax.tree.map(_step, params, moves)
-
-
-def _in_units(units: Any, moves: Any) -> Any:
-    """Displacements of parameters, of displacements in their units."""
-    if units is None:
-        return moves
-    return jax.tree.map(lambda s, x: s * x.astype(s.dtype), units, moves)
+    return jax.tree.map(_step, params, jax.tree.map(away, params, shift))
 
 
 def _step(p: jax.Array, distance: jax.Array) -> jax.Array:

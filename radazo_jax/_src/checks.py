@@ -7,11 +7,12 @@ only while a program is traced (the hyperparameters that
 cannot be compared with anything: the numeric checks let them pass.
 """
 
+import inspect
 import math
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 import jax
@@ -138,7 +139,27 @@ def check_learning_rate(value: _T) -> _T:
     if callable(value):
         return value
     expected = "a finite number ≥ 0, or a schedule"
-    return _check_number("learning_rate", value, expected, lambda x: 0 <= x < math.inf)
+    if hasattr(value, "schedule"):
+        raise TypeError(
+            f"learning_rate must be {expected}; got a {type(value).__name__}. Pass its "
+            "schedule, as in radazo(found.schedule)."
+        )
+    _check_number("learning_rate", value, expected, lambda x: 0 <= x < math.inf)
+    warn_of_size("learning_rate", value, most=1e10)
+    return value
+
+
+def warn_of_size(name: str, value: Any, least: float = 0.0, most: float = 1e20) -> None:
+    """Warns if a known number is of a size that no run can use."""
+    if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return
+    size = float(cast(Any, value))
+    if size and not least <= size <= most:
+        lost = "moves nothing" if size < least else "overflows"
+        warn(
+            f"{name} is {size:.3g}, by which a step {lost} unless the parameters are "
+            "of this size. Give a number in their units."
+        )
 
 
 def check_unit_interval(name: str, value: _T) -> _T:
@@ -193,6 +214,28 @@ def as_number(value: Any) -> Any:
     return float(value)
 
 
+def check_callback(callback: Any) -> None:
+    """Raises unless this is a function of one argument, or `None`."""
+    if callback is None:
+        return
+    expected = "callback must be a function of one argument, a Report"
+    if not callable(callback):
+        raise TypeError(
+            f"{expected}; got {_describe(callback)}. Pass print, or lambda report: ..."
+        )
+    try:
+        signature = inspect.signature(callback)
+    except (TypeError, ValueError):  # Some functions of C have none.
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise TypeError(
+            f"{expected}; got one with the arguments {signature}. What it reports are "
+            "report.step, .values, .points, .best and .state."
+        ) from error
+
+
 def refer_to(name: str) -> str:
     """Returns the end of an error message that names the docstring that explains it.
 
@@ -228,11 +271,14 @@ def check_params(params: optax.Params) -> None:
             dtype = jnp.result_type(leaf)
         except (TypeError, ValueError):
             dtype = None
-        if dtype is None or not jnp.issubdtype(dtype, np.floating):
+        advice = _how_to_convert(leaf, dtype)
+        if advice or dtype is None or not jnp.issubdtype(dtype, np.floating):
+            is_array = dtype is not None and isinstance(leaf, np.ndarray | jax.Array)
+            given = f"{dtype}" if is_array else _describe(leaf)
             raise TypeError(
                 "params must hold real floating-point arrays; got "
-                f"{dtype or _describe(leaf)} at params{jax.tree_util.keystr(path)}. "
-                + _how_to_split(params)
+                f"{given} at params{jax.tree_util.keystr(path)}. "
+                + _how_to_split(params, advice)
             )
     if not any(np.size(leaf) for _, leaf in leaves):
         raise ValueError(
@@ -240,7 +286,23 @@ def check_params(params: optax.Params) -> None:
         )
 
 
-def _how_to_split(params: Any) -> str:
+def _how_to_convert(leaf: Any, dtype: Any) -> str:
+    """Advice for numbers that are no floating-point array of JAX or NumPy, but may."""
+    if hasattr(leaf, "to_numpy"):
+        return "Convert it by .to_numpy(float)."
+    if hasattr(leaf, "detach"):
+        return "Convert it by .detach().numpy()."
+    if type(leaf) is int:
+        return "Pass a float, or the array np.array(params, float)."
+    numbers = isinstance(leaf, np.ndarray | np.generic | jax.Array)
+    # JAX knows neither other orders of bytes nor other precisions.
+    if numbers and (leaf.dtype.kind in "iu" or (leaf.dtype.kind == "f" and not dtype)):
+        split = " Close over what is not optimized." * (dtype is not None)
+        return f"Convert it by .astype(float).{split}"
+    return ""
+
+
+def _how_to_split(params: Any, advice: str) -> str:
     """Advice for parameters that are not all floating-point arrays."""
     modules = {kind.__module__ for kind in type(params).__mro__}
     if any(name.startswith("flax.linen") for name in modules):
@@ -253,7 +315,7 @@ def _how_to_split(params: Any) -> str:
             "Use radazo_jax.nnx.value_and_grad, which perturbs the nnx.Param of a "
             "module and keeps the state of its Dropout and BatchNorm."
         )
-    return "Close over what is not optimized, or split it off."
+    return advice or "Close over what is not optimized, or split it off."
 
 
 def warn_of_float32(params: optax.Params) -> None:
@@ -280,6 +342,21 @@ def check_not_deleted(name: str, tree: Any) -> None:
                 f"{name} must hold arrays with values; got one that was deleted or "
                 f"donated to a compiled function, {name}{jax.tree_util.keystr(path)}. "
                 f"Donate or keep a copy instead: jax.tree.map(jnp.copy, {name})."
+            )
+
+
+class RefError(TypeError):
+    """A function that reads or writes a `jax.Ref`."""
+
+
+def check_no_refs(consts: Iterable[Any]) -> None:
+    """Raises if a function that was traced closes over a `jax.Ref`."""
+    for const in consts:
+        if isinstance(const, jax.Ref):
+            raise RefError(
+                "fun must not read or write a jax.Ref, because points are evaluated "
+                f"together; got one of {jax.typeof(const)}. Pass its value, ref[...], "
+                "as an argument, and return what is new with has_aux=True."
             )
 
 
@@ -318,7 +395,7 @@ def as_pair(output: Any) -> tuple[Any, Any]:
         return output
     raise TypeError(
         "fun must return a pair (loss, aux) when has_aux is True; got "
-        f"{jax.tree.map(jnp.shape, output)}."
+        f"{jax.tree.map(jnp.shape, output)}. Return both, or leave out has_aux."
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 import jax
 
 from radazo_jax._src import trees
+from radazo_jax._src.names import check_arguments
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -121,6 +122,7 @@ def one_for_equal(constructor: Callable[_P, _T]) -> Callable[_P, _T]:
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError:
+            check_arguments(constructor, kwargs)
             given = None  # Python's own error is raised below.
         if given is not None:
             given.apply_defaults()

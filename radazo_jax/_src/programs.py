@@ -6,7 +6,8 @@ close over are inputs of the program, and no part of it. A program is found by t
 structure of these traces, the configuration, and the kinds of its arguments.
 
 Traces are equal if their equations are, with all parameters: numbers and constants are
-compared by their bits; Python functions, which callbacks call, by identity.
+compared by their bits; Python functions, which callbacks call, and all objects of other
+packages by identity.
 The custom derivatives of a loss count once something differentiates it.
 
 Unsafe keys. JAX remembers traces of its own, by the identity of functions, and so do
@@ -25,6 +26,7 @@ import collections
 import copy
 import dataclasses
 import functools
+import numbers
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from radazo_jax._src import trees
+from radazo_jax._src import checks, trees
 
 # On CPUs a program holds 150 to 350 of the 65,530 mappings of a process.
 _MOST = 12
@@ -45,6 +47,9 @@ _lock = threading.RLock()
 # Parameters of equations by which they are differentiated. JAX makes them anew at each
 # trace, and tracing them takes longer than the loss itself.
 _RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees")
+
+# Packages whose objects are equal if what they hold is.
+_COMPARED = "builtins", "jax", "jaxlib", "ml_dtypes", "numpy"
 
 
 def of(
@@ -127,13 +132,19 @@ class Traced:
         return self._trace.output.merge(shapes)
 
 
-def traced(fun: Callable[..., Any], *args: Any) -> Traced:
+def traced(fun: Callable[..., Any], *args: Any, shares_numbers: bool = False) -> Traced:
     """A function as it is now, for such arguments.
 
     Args:
       fun: A function that JAX can trace. What it returns may hold other things than
         arrays, which are compared by their bits or by identity.
       *args: Trees of arrays or of their shapes; all else is taken as it is.
+      shares_numbers: Whether traces that differ in numbers alone are equal: the
+        numbers in equations are then inputs as arrays are, and those in the output,
+        but for its first leaf, are not compared.
+
+    Raises:
+      TypeError: If the function closes over a `jax.Ref`.
     """
     arrays, static = trees.partition(args, (jax.Array, jax.core.ShapedArray))
     output: list[trees.Static] = []
@@ -145,12 +156,49 @@ def traced(fun: Callable[..., Any], *args: Any) -> Traced:
         return found
 
     closed = jax.make_jaxpr(of_arrays)(*arrays)
+    checks.check_no_refs(closed.consts)
+    if shares_numbers:
+        closed = _with_numbers_as_consts(closed)
     consts = list(map(_owned, closed.consts, closed.jaxpr.constvars))
     if jax.sharding.get_abstract_mesh().empty or trees.is_traced(consts):
-        return Traced(consts, _Trace(closed.jaxpr, output[0]))
+        return Traced(consts, _Trace(closed.jaxpr, output[0], shares_numbers))
     # Equations hold only under the mesh of their trace, and evaluators divide it. So
     # the program traces the function once more, and its arrays are a part of it.
-    return Traced((), _Trace(closed.jaxpr, output[0], fun, consts))
+    return Traced((), _Trace(closed.jaxpr, output[0], fun=fun, consts=consts))
+
+
+def _with_numbers_as_consts(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """The program with the numbers in its equations as constants that it closes over.
+
+    Those inside of a loop, a branch or a function of its own stay.
+    """
+    jaxpr = closed.jaxpr
+    found = [
+        atom
+        for eqn in jaxpr.eqns
+        for atom in eqn.invars
+        if isinstance(atom, core.Literal)
+    ]
+    avals = [number.aval for number in found]
+    # New variables of these types.
+    added = jax.make_jaxpr(lambda *x: x)(*avals).jaxpr.invars
+    left = iter(added)
+    eqns = [
+        eqn.replace(
+            invars=[
+                next(left) if isinstance(x, core.Literal) else x for x in eqn.invars
+            ]
+        )
+        for eqn in jaxpr.eqns
+    ]
+    jaxpr = jaxpr.replace(constvars=[*added, *jaxpr.constvars], eqns=eqns)
+    values = [number.val for number in found]
+    return core.ClosedJaxpr(jaxpr, [*values, *closed.consts])
+
+
+def is_number(x: Any) -> bool:
+    """Whether this is a number of Python or NumPy, or an array of NumPy's."""
+    return isinstance(x, (numbers.Number, np.number, np.ndarray))
 
 
 def _owned(const: Any, var: Any) -> Any:
@@ -165,11 +213,21 @@ class _Trace:
     """A traced function without its arrays."""
 
     def __init__(
-        self, jaxpr: core.Jaxpr, output: trees.Static, fun: Any = None, consts: Any = ()
+        self,
+        jaxpr: core.Jaxpr,
+        output: trees.Static,
+        shares_numbers: bool = False,
+        fun: Any = None,
+        consts: Any = (),
     ):
         self.jaxpr, self.output, self.fun = jaxpr, output, fun
         reader = _Reader()
-        others = reader.value((*output.others, *consts))
+        compared = output.others
+        if shares_numbers:
+            # But for the first, which is the value.
+            rest = (type(x) if is_number(x) else x for x in compared[1:])
+            compared = (*compared[:1], *rest)
+        others = reader.value((*compared, *consts))
         self._key = reader.jaxpr(jaxpr), output.treedef, output.is_array, others
         self._hash = hash(self._key)
         self._rules = reader.rules
@@ -290,29 +348,39 @@ class _Reader:
         return tuple(parts)
 
     def value(self, x: Any) -> Any:
-        """The structure of a parameter of an equation."""
+        """The structure of a parameter of an equation.
+
+        Only what Python, NumPy and JAX define is compared by what it holds. An object
+        of another class may hold more than it is compared by.
+        """
         if isinstance(x, core.Jaxpr):
             return self.jaxpr(x)
         if isinstance(x, core.ClosedJaxpr):
             return self.jaxpr(x.jaxpr), self.value(x.consts)
-        if isinstance(x, (tuple, list)):
-            return type(x), tuple(map(self.value, x))
-        if isinstance(x, dict):
-            return tuple((k, self.value(y)) for k, y in x.items())
-        if isinstance(x, (float, complex, np.ndarray, np.generic)):
-            # 0.0 and -0.0 differ, and NaN is equal to itself.
-            array = np.asarray(x)
-            return type(x), array.dtype, array.shape, array.tobytes()
         if isinstance(x, jax.Array) and x.is_fully_addressable:
             is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
             bits = np.asarray(jax.random.key_data(x) if is_key else x).tobytes()
             return jax.typeof(x), bits
-        if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        if isinstance(x, type):
+            return type, x
+        if type(x).__module__.partition(".")[0] not in _COMPARED:
+            return _Same(x)
+        if isinstance(x, (tuple, list)):
+            return type(x), tuple(map(self.value, x))
+        if isinstance(x, dict):
+            return type(x), tuple((k, self.value(y)) for k, y in x.items())
+        if isinstance(x, (float, complex, np.ndarray, np.generic)):
+            # 0.0 and -0.0 differ, and NaN is equal to itself.
+            array = np.asarray(x)
+            if array.dtype.hasobject or isinstance(x, np.ma.MaskedArray):
+                return _Same(x)
+            return type(x), array.dtype, array.shape, array.tobytes()
+        if dataclasses.is_dataclass(x):
             names = (field.name for field in dataclasses.fields(x))
             return type(x), tuple(self.value(getattr(x, name)) for name in names)
         if type(x).__name__ == "ClosedRule":  # Of `jax.custom_batching.custom_vmap`.
             return _Same(x.rule)
-        if (callable(x) and not isinstance(x, type)) or not trees.has_hash(x):
+        if callable(x) or not trees.has_hash(x):
             return _Same(x)
         return type(x), x
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -53,13 +54,38 @@ def partition(
     tree: Any, kinds: Any = (jax.Array, np.ndarray)
 ) -> tuple[list[Any], Static]:
     """The arrays of a tree, JAX's and NumPy's if not only some, and all else in it."""
+    return partition_by(lambda leaf: isinstance(leaf, kinds), tree)
+
+
+def partition_by(holds: Callable[[Any], bool], tree: Any) -> tuple[list[Any], Static]:
+    """The leaves of a tree for which `holds`, and all else in it."""
     leaves, treedef = jax.tree.flatten(tree)
     if not has_hash(treedef):
         leaves, treedef = [tree], jax.tree.structure(0)
-    arrays = [leaf for leaf in leaves if isinstance(leaf, kinds)]
-    others = tuple(None if isinstance(leaf, kinds) else leaf for leaf in leaves)
-    is_array = tuple(isinstance(leaf, kinds) for leaf in leaves)
-    return arrays, Static(treedef, others, is_array)
+    is_array = tuple(map(holds, leaves))
+    pairs = list(zip(leaves, is_array, strict=True))
+    others = tuple(None if held else leaf for leaf, held in pairs)
+    return [leaf for leaf, held in pairs if held], Static(treedef, others, is_array)
+
+
+def is_kept(x: Any) -> bool:
+    """Whether JAX keeps an array as it is: its own, or NumPy's of a dtype it has now.
+
+    It would round 64 bits that are not enabled, and has no strings, objects or dates.
+    """
+    if type(x) is not np.ndarray:
+        return isinstance(x, jax.Array)
+    try:
+        return bool(jax.typeof(x).dtype == x.dtype)
+    except TypeError:
+        return False
+
+
+def is_sharded(x: Any) -> bool:
+    """Whether this is a known array that lies on several devices in parts."""
+    if not isinstance(x, jax.Array) or is_traced(x):
+        return False
+    return not x.sharding.is_fully_replicated
 
 
 def as_arrays(tree: Any) -> Any:

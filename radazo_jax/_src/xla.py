@@ -19,7 +19,40 @@ def tie(tree: Any, *after: jax.Array) -> Any:
 
     XLA's CPU backend ignores this: there `compute_once` has its own `after`.
     """
-    return lax.optimization_barrier((tree, after))[0] if after else tree
+    return barrier((tree, after))[0] if after else tree
+
+
+def barrier(tree: Any) -> Any:
+    """`lax.optimization_barrier`, to which a checker of keys lends them.
+
+    JAX's takes a key for used up by each primitive that it does not know.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    impls = [
+        jax.random.key_impl(x)
+        if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+        else None
+        for x in leaves
+    ]
+    words = [
+        x if impl is None else jax.random.key_data(x)
+        for x, impl in zip(leaves, impls, strict=True)
+    ]
+    held = lax.optimization_barrier(words)
+    found = [
+        x if impl is None else jax.random.wrap_key_data(x, impl=impl)
+        for x, impl in zip(held, impls, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, found)
+
+
+def tie_on_tpu(tree: Any, *after: jax.Array) -> Any:
+    """`tie`, for TPUs alone: other compilers would store what they fuse."""
+    if not after:
+        return tree
+    return lax.platform_dependent(
+        tree, *after, tpu=tie, default=lambda tree, *after: tree
+    )
 
 
 def compute_once(

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import pickle
 import subprocess
 import sys
 
@@ -340,3 +341,82 @@ def test_errors_name_docstrings_that_help_shows():
         text = message(TypeError, call)
         assert text.endswith(f" See help(zo.{name}).")
         assert getattr(zo, name).__doc__
+
+
+@pytest.mark.parametrize("call", [zo.minimize, zo.minimize_black_box])
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        *(("method", "optimizer"), ("x0", "params"), ("maxiter", "num_steps")),
+        *(("tol", "tolerance"), ("args", "fun"), ("seed", "key")),
+        *(("n_trials", "max_evaluations"), ("lr", "learning_rate")),
+        *(("mu", "smoothing"), ("sigma0", "scale")),
+    ],
+)
+def test_arguments_of_other_packages_are_named(call, name, ours):
+    text = message(TypeError, call, loss, START, **{name: 1})
+    assert f"got {name}. " in text and ours in text.split(name, 1)[1]
+
+
+def test_an_argument_that_no_package_has_is_pythons_error():
+    assert "unexpected" in message(TypeError, zo.minimize, loss, START, nonsense=1)
+    assert "learning_rate" in message(TypeError, zo.radazo, lr=1e-2)
+    assert "smoothing" in message(TypeError, zo.forward_difference, mu=1e-2)
+
+
+def test_attributes_of_other_packages_are_named():
+    result = zo.minimize_black_box(
+        loss, START, zo.zo_sgd(1e-2), FORWARD, num_steps=1, progress=False
+    )
+    for name, ours in (
+        ("x", "params"),
+        ("fun", "best.value"),
+        ("nfev", "num_evaluations"),
+    ):
+        assert ours in message(AttributeError, getattr, result, name)
+    assert "paramz" in message(AttributeError, getattr, result, "paramz")
+    copied = pickle.loads(pickle.dumps(result.best))
+    assert copied.value == result.best.value
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        zo.minimize,
+        zo.minimize_black_box,
+        lambda fun, start, **given: zo.distribute(
+            lambda: fun, start, zo.zo_sgd(1e-2), FORWARD, client=None, **given
+        ),
+    ],
+)
+@pytest.mark.parametrize("callback", [True, "print", lambda step, value: None])
+def test_a_callback_is_checked_before_the_run(call, callback):
+    called = []
+    text = message(TypeError, call, called.append, START, callback=callback)
+    assert text.startswith("callback must be a function of one argument")
+    assert not called
+
+
+class Tensor:
+    """An array of another library."""
+
+    def detach(self):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("params", "advice"),
+    [
+        (np.zeros(2, int), ".astype(float)"),
+        ({"a": START, "b": np.arange(2)}, ".astype(float)"),
+        ([0, 1], "np.array(params, float)"),
+        (START.astype(">f4"), ".astype(float)"),
+        (START.astype(np.longdouble), ".astype(float)"),
+        (Tensor(), ".detach().numpy()"),
+        (type("Series", (), {"to_numpy": 0, "dtype": START.dtype})(), ".to_numpy("),
+    ],
+    ids=str,
+)
+def test_parameters_of_other_kinds_are_converted_by_the_user(params, advice):
+    for call in (zo.minimize, zo.minimize_black_box):
+        assert advice in message(TypeError, call, loss, params)

@@ -229,13 +229,22 @@ def test_folders_import_downward_only():
     folders = {p.name for p in (PACKAGE / "_src").iterdir() if p.is_dir()}
     assert folders - {"__pycache__"} == set(ORDER) - {"", "base"}
     for module, imported in graph.items():
-        if not module.startswith(src):
+        if not module.startswith(src) or folder(module) == "contrib":
             continue
         for other in imported - {"radazo_jax._src"}:
             assert other.startswith(src), f"{module} imports the public {other}"
             assert ORDER.index(folder(other)) <= ORDER.index(folder(module)), (
                 f"{module} imports {other}, of a later folder"
             )
+
+
+def test_the_estimators_of_papers_are_written_with_public_names():
+    """As an outsider would write them; only errors are worded by a private module."""
+    allowed = {"radazo_jax._src", "radazo_jax._src.checks"}
+    for path in sorted((PACKAGE / "_src" / "contrib").glob("*.py")):
+        private = {x for x in own_imports(path) if x.startswith("radazo_jax._src")}
+        others = {x for x in private - allowed if folder(x) != "contrib"}
+        assert not others, f"{path.name} imports {others}"
 
 
 def test_no_module_imports_itself_by_some_path():

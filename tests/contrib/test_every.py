@@ -134,6 +134,10 @@ def test_the_slope_is_that_along_the_gradient(name):
             "uncertainty must be positive where b1 is 1; got 0.0",
         ),
         (
+            lambda: zo.contrib.normalized_batch(num_directions=1),
+            "num_directions must be an int ≥ 2; got 1",
+        ),
+        (
             lambda: zo.contrib.gaussian_process(memory_size=1),
             "memory_size must be an int ≥ 5; got 1",
         ),

@@ -1,5 +1,6 @@
 """Relatives that choose their points: against their equations, in float64 NumPy."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -151,3 +152,69 @@ def test_momentum_perturbation():
         )
         history = np.sign(slope) * m
     np.testing.assert_allclose(flat(steps.state.history), history, atol=1e-5)
+
+
+# --- Lengths and shapes of steps ---------------------------------------------------
+
+
+def test_normalized_batch():
+    """Algorithm 1 of FZOO, whose spread is of the values that are finite."""
+    mu, size = 0.1, 4
+    steps = Steps(zo.contrib.normalized_batch(Hashed(), size, mu))
+    estimate, _, values, us = steps(0)
+    expected = (values[1:] - values[0]) @ us / size / np.std(values[1:], ddof=1)
+    np.testing.assert_allclose(flat(estimate.gradient), expected, rtol=1e-3)
+    failed = np.append(values[:-1], np.inf)
+    estimate, *_ = steps(0, values=lambda at: failed)
+    spread = np.std(values[1:-1], ddof=1)
+    expected = (values[1:-1] - values[0]) @ us[:-1] / (size - 1) / spread
+    np.testing.assert_allclose(flat(estimate.gradient), expected, rtol=1e-3)
+    estimate, *_ = steps(0, values=lambda at: np.ones(len(at)))
+    assert not flat(estimate.gradient).any()
+
+
+def test_hessian_informed():
+    """Algorithm 1 of HiZOO."""
+    mu, decay = 0.1, 0.7
+    steps = Steps(zo.contrib.hessian_informed(zo.rademacher(), mu, decay))
+    h = np.ones(DIMENSION)
+    for i in range(4):
+        params = moved(PARAMS, 0.1 * i)
+        estimate, at, values, _ = steps(i, params)
+        w = (at[1] - at[0]) / mu
+        u = np.sqrt(h) * w
+        np.testing.assert_allclose(abs(u), 1, rtol=1e-4)
+        base, above, below = values
+        curvature = abs(above + below - 2 * base) / (2 * mu**2)
+        h = decay * h + (1 - decay) * curvature * h * u**2
+        expected = (above - below) / (2 * mu) * u / np.sqrt(h)
+        np.testing.assert_allclose(flat(estimate.gradient), expected, rtol=2e-3)
+    np.testing.assert_allclose(flat(steps.state.hessian), h, rtol=2e-3)
+    before = steps.state
+    steps(4, values=lambda at: np.array([1.0, np.nan, 2.0]))
+    chex.assert_trees_all_equal(steps.state, before)
+
+
+def test_lazy_low_rank():
+    """Algorithm 1 of LOZO: the row space of Z stays for a period."""
+    mu, rank, period = 0.1, 1, 2
+    steps = Steps(zo.contrib.lazy_low_rank(rank, period, mu))
+    rows = []
+    for i in range(4):
+        estimate, at, values, _ = steps(i)
+        z = (at[0] - at[1]) / (2 * mu)
+        expected = (values[0] - values[1]) / (2 * mu) * z
+        np.testing.assert_allclose(flat(estimate.gradient), expected, rtol=1e-3)
+        matrix = z[:4].reshape(2, 2)
+        np.testing.assert_allclose(np.linalg.det(matrix), 0, atol=1e-4)
+        rows.append(matrix[0] / np.linalg.norm(matrix[0]))
+    cosines = [abs(rows[i] @ rows[i + 1]) for i in range(3)]
+    np.testing.assert_allclose([cosines[0], cosines[2]], 1, atol=1e-4)
+    assert cosines[1] < 0.999
+
+
+def test_lazy_low_rank_is_unbiased():
+    estimator = zo.contrib.lazy_low_rank(2, 1, 0.1)
+    keys = jax.random.split(jax.random.key(1), 8000)
+    got, exact = gradients(estimator, (), keys), derivative(flat(PARAMS))
+    assert (abs(got.mean(0) - exact) <= 4.5 * got.std(0) / np.sqrt(len(got))).all()

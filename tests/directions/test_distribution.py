@@ -11,7 +11,7 @@ import pytest
 
 import radazo_jax as zo
 from radazo_jax._src.directions import sums
-from radazo_jax._src.directions.distribution import elements
+from radazo_jax._src.directions.distribution import elements, stored
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.numbers import counter
 from tests.helpers.tables import (
@@ -158,8 +158,9 @@ def test_signs_of_leaves_that_begin_within_a_word(sizes):
     def three_ways(key):
         one_by_one = distribution.draw(key, jnp.uint32(0), counter.positions((total,)))
         direction = distribution.sample(key, params)
-        words = distribution._store(
-            key[None], jnp.uint32([0]), layout.leaves, layout.dimension
+        words = stored(
+            *(distribution, key[None], jnp.uint32([0])),
+            *(layout.leaves, layout.dimension),
         )
         assert sum(x.size for x in jax.tree.leaves(words)) <= total / 32 + len(sizes)
         us = [of_leaf.weighted_sum(jnp.ones(1)) for of_leaf in words]

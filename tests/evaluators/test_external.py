@@ -177,3 +177,54 @@ def test_ctrl_c_keeps_the_steps_before():
     result = run(interrupted)
     assert len(result.values) == 2
     chex.assert_trees_all_equal(result.state, run(steps=2).state)
+
+
+class Data:
+    """A function with data, which counts how often it is stored and read here."""
+
+    stored = 0
+
+    def __init__(self):
+        self.center = workers.CENTER
+
+    def __getstate__(self):
+        Data.stored += 1
+        return self.__dict__
+
+    def __call__(self, x):
+        # Each process reads the function once, and counts its calls in it.
+        self.calls = getattr(self, "calls", 0) + 1
+        return workers.distance(x), (os.getpid(), self.calls)
+
+
+@pytest.mark.parametrize("kind", ["workers", "loky", "processes"])
+def test_processes_get_the_function_once(kind):
+    if kind != "processes":
+        loky = pytest.importorskip("loky")
+    seen, Data.stored = [], 0
+    options = {
+        "workers": lambda: {"workers": 2},
+        "loky": lambda: {"executor": loky.get_reusable_executor},
+        "processes": lambda: {"executor": spawning},
+    }[kind]()
+    result = run(
+        Data(), steps=4, callback=lambda r: seen.append(r.best.info), **options
+    )
+    assert Data.stored == 1
+    assert max(calls for _, calls in seen) > 1
+    chex.assert_trees_all_equal(result.state, run(steps=4).state)
+
+
+@pytest.mark.slow
+def test_dask_gets_the_function_once():
+    distributed = pytest.importorskip("distributed")
+    Data.stored = 0
+    with (
+        distributed.Client(
+            n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+        ) as client,
+        client.get_executor() as executor,
+    ):
+        result = run(Data(), executor=executor)
+    assert Data.stored == 1
+    chex.assert_trees_all_equal(result.state, reference().state)

@@ -54,10 +54,15 @@ MAKERS = {
         },
     ),
     "majority_vote": (zo.contrib.majority_vote, {"num_directions": 3}),
+    "normalized_batch": (zo.contrib.normalized_batch, {"num_directions": 3}),
+    "hessian_informed": (zo.contrib.hessian_informed, {}),
+    "lazy_low_rank": (zo.contrib.lazy_low_rank, {}),
     "momentum_perturbation": (zo.contrib.momentum_perturbation, {}),
 }
 HASHED = Hashed()
-WITHOUT_DISTRIBUTION = {"spsa", "cma", "coordinate_wise", "all_coordinates"}
+WITHOUT_DISTRIBUTION = {
+    *("spsa", "cma", "coordinate_wise", "all_coordinates", "lazy_low_rank"),
+}
 
 
 def make(name, distribution=HASHED, **kwargs):

@@ -156,3 +156,39 @@ def test_a_search_is_no_optimizer_of_a_model():
         "optimizer must have a learning rate, as radazo(1e-2) has; got the search "
         "parabolic(). Pass it to solver or minimize."
     )
+
+
+def weights_of(model):
+    return np.concatenate([np.asarray(v.value).ravel() for v in model.weights])
+
+
+def test_mixed_precision_draws_new_directions():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        trainer = zo_keras.ZerothOrder(model, zo.central_difference(num_directions=1))
+        trainer.compile(optimizer=keras.optimizers.SGD(1e-2), loss="mse")
+        points = [weights_of(model)]
+        for _ in range(3):
+            trainer.fit(np.eye(3), np.ones((3, 1)), verbose=0)
+            points.append(weights_of(model))
+    finally:
+        keras.config.set_dtype_policy(before)
+    steps = np.diff(points, axis=0)
+    assert np.linalg.matrix_rank(steps, tol=1e-2 * np.linalg.norm(steps, 2)) == 3
+
+
+# Keras' own callback reads the rate so.
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
+def test_constraints_and_the_rate_of_callbacks_hold_for_optax():
+    layer = keras.layers.Dense(1, kernel_constraint="non_neg")
+    model = keras.Sequential([keras.Input((3,)), layer])
+    trainer = zo_keras.ZerothOrder(model, zo.forward_difference())
+    trainer.compile(optimizer=zo.radazo(0.1), loss="mse")
+    trainer.fit(np.eye(3), -np.ones((3, 1)), epochs=5, verbose=0)
+    kernel = np.asarray(layer.kernel.value)
+    assert kernel.min() == 0
+    stops = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.0)
+    trainer.fit(np.eye(3), np.ones((3, 1)), verbose=0, callbacks=[stops])
+    np.testing.assert_array_equal(np.asarray(layer.kernel.value), kernel)

@@ -15,15 +15,18 @@ from tests.helpers.tables import jit
 PARAMS = {"w": jnp.zeros((30, 20)), "b": jnp.zeros(101)}
 
 
-def test_pieces_do_not_change_a_bit():
+def test_pieces_do_not_change_a_bit(monkeypatch):
     """CPUs draw small pieces, GPUs large ones, TPUs the whole."""
     layout = layout_of(PARAMS)
 
     @jit
     def inverse_norms(key):
-        number, d = jnp.uint32(0), layout.dimension
-        pieces = [norm._in_pieces(zo.sphere(), d, n, key, number) for n in (64, 256, d)]
-        return jnp.stack([norm.inverse_norm(zo.sphere(), key, number, layout), *pieces])
+        def in_pieces(size):
+            monkeypatch.setattr(norm, "_PIECE_ON_CPU", size)
+            return norm.inverse_norm(zo.sphere(), key, jnp.uint32(0), layout)
+
+        d = layout.dimension
+        return jnp.stack([in_pieces(size) for size in (d, 64, 256, d - 1)])
 
     whole, *in_pieces = inverse_norms(jax.random.key(0))
     assert np.isfinite(whole)

@@ -69,10 +69,10 @@ def test_an_array_of_one_element_is_a_number(library, shape):
 
 
 def test_an_array_of_several_elements_is_described_by_its_shape():
-    message = r"returned an array of shape \(3,\), not a number"
+    message = r"got an array of shape \(3,\) and dtype float64, not a number"
     with pytest.raises(zo.RunError, match=message):
         run(lambda x: np.ones(3), on_failure="raise")
-    message = r"returned an array of shape \(3, 1\) for 4 points"
+    message = r"got an array of shape \(3, 1\) and dtype float64 for 4 points"
     with pytest.raises(zo.RunError, match=message):
         run(lambda x: np.ones((3, 1)), on_failure="raise", batched=True)
 

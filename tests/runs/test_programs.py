@@ -1,7 +1,9 @@
 """Programs are shared by equal traces, and by no others."""
 
+import dataclasses
 import functools
 import gc
+import tempfile
 import weakref
 
 import jax
@@ -11,6 +13,7 @@ import optax
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+import radazo_jax as zo
 from radazo_jax._src import programs
 from tests.helpers.short_runs import METHOD
 from tests.helpers.short_runs import traced as traced_run
@@ -92,6 +95,43 @@ def scaled_by(number):
     return lambda x: x * number
 
 
+@dataclasses.dataclass(eq=False)
+class Simulator:
+    """A callable object that holds more than its fields."""
+
+    size: int = 3
+
+    def __call__(self, x):
+        return np.asarray(self.factor * x, np.float32)
+
+
+class Values(tuple):
+    def __call__(self, x):
+        return np.asarray(self.factor * x, np.float32)
+
+
+def simulated(host, factor, shape=(3,)):
+    """A function that calls an object of Python, which gets an attribute."""
+    host.factor = factor
+    of_call = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return lambda x: jax.pure_callback(host, of_call, x, vmap_method="sequential")
+
+
+def observed(host, factor):
+    host.factor = factor
+    return lambda x: (jax.debug.callback(host, x), x)[1]
+
+
+class Info:
+    """Equal to all others, and no array."""
+
+    def __eq__(self, other):
+        return isinstance(other, Info)
+
+    def __hash__(self):
+        return 0
+
+
 def repeated(factor):
     return lambda x: jax.lax.fori_loop(0, 3, lambda _, y: y * factor, x)
 
@@ -107,6 +147,20 @@ DIFFERENT = {
     "static outputs": (lambda x: (x, 1.0), lambda x: (x, 1)),
     "static arrays": (lambda x: (x, np.ones(2)), lambda x: (x, np.zeros(2))),
     "callbacks": (callback(1.0), callback(2.0)),
+    "objects of a dataclass": (
+        simulated(Simulator(), 1.0),
+        simulated(Simulator(), 2.0),
+    ),
+    "tuples that are called": (simulated(Values(), 1.0), simulated(Values(), 2.0)),
+    "observers": (observed(Simulator(), 1.0), observed(Simulator(), 2.0)),
+    "outputs that say they are equal": (
+        (lambda info: lambda x: (x, info))(Info()),
+        (lambda info: lambda x: (x, info))(Info()),
+    ),
+    "arrays of objects": tuple(
+        (lambda array: lambda x: (x, array))(np.array([Info()], object))
+        for _ in range(2)
+    ),
     "bodies of loops": (repeated(2.0), repeated(3.0)),
     "constants of an inner jit": tuple(
         (lambda c: lambda x: jax.jit(lambda x: x + c)(x))(jnp.arange(3.0) + k)
@@ -127,6 +181,35 @@ DIFFERENT = {
 def test_different_functions_share_no_program(pair):
     first, second = map(trace, pair)
     assert first != second
+
+
+def _estimated(fun, start):
+    estimate = zo.value_and_grad(fun, zo.forward_difference(zo.rademacher()))
+    return estimate(jax.random.key(0), start)[0]
+
+
+def _solved(fun, start):
+    init, step = zo.solver(fun, *METHOD)
+    return step(init(start, jax.random.key(0)))[1].value
+
+
+ENTRIES = {
+    "minimize": lambda fun, start: traced_run(fun, start, 1).values[0],
+    "a journal": lambda fun, start: traced_run(
+        fun, start, 1, journal=tempfile.mkdtemp() + "/run"
+    ).values[0],
+    "value_and_grad": _estimated,
+    "solver": _solved,
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+def test_another_object_that_is_called_back_is_called(entry):
+    """A simulator is the same by its fields, and another one by what it holds."""
+    start = jnp.float32(2.0)
+    for factor in (1.0, -1.5):
+        fun = simulated(Simulator(), factor, ())
+        assert entry(fun, start) == 2 * factor
 
 
 def test_meshes_with_another_order_of_devices_share_no_program():

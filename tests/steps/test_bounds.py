@@ -7,6 +7,7 @@ import pytest
 import scipy.optimize
 
 import radazo_jax as zo
+from radazo_jax._src.steps import box
 
 _PAIRS = [(0, 5), (6, 10)]
 _LOWER, _UPPER = np.transpose(_PAIRS).astype(np.float32)
@@ -50,34 +51,75 @@ RUNS = pytest.mark.parametrize("run", [_minimized, _black_box, _told, _solved])
 
 
 @RUNS
-@pytest.mark.parametrize(
-    "pairs",
-    [_PAIRS, tuple(_PAIRS), [[0, 5], [6, 10]], np.array(_PAIRS), jnp.array(_PAIRS)],
-    ids=["tuples", "tuple of tuples", "lists", "NumPy", "JAX"],
-)
-def test_a_pair_for_each_parameter_is_refused(run, pairs):
-    with pytest.raises(ValueError, match=r"tuple\(np\.transpose\(bounds\)\)") as error:
-        run(pairs)
+def test_a_tuple_of_tuples_is_read_neither_as_pairs_nor_as_vectors(run):
+    with pytest.raises(ValueError, match="a tuple that is not read as pairs") as error:
+        run(tuple(_PAIRS))
     assert "\n" not in str(error.value)
 
 
-def test_replay_and_distribute_refuse_pairs(tmp_path):
-    path = tmp_path / "run.jsonl"
-    zo.minimize_black_box(
-        _away, _START, *_METHOD, num_steps=2, journal=path, progress=False
-    )
-    with pytest.raises(ValueError, match=r"np\.transpose"):
-        zo.replay(path, _START, *_METHOD, bounds=_PAIRS)
-    client = type("Client", (), dict(scheduler=0, rpc=0, run=0, sync=0))()
-    client.asynchronous = False
-    with pytest.raises(ValueError, match=r"np\.transpose"):
-        zo.distribute(lambda: _away, _START, *_METHOD, client=client, bounds=_PAIRS)
+def test_replay_reads_pairs(tmp_path):
+    given = dict(num_steps=2, journal=tmp_path / "run.jsonl", progress=False)
+    result = zo.minimize_black_box(_away, _START, *_METHOD, bounds=_PAIRS, **given)
+    state = zo.replay(given["journal"], _START, *_METHOD, bounds=_PAIRS)
+    np.testing.assert_array_equal(state.params, result.params)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "params", "expected"),
+    [
+        ([(0, 1), (None, 5)], np.ones(2), ([0, -np.inf], [1, 5])),
+        ([[0, None], [0, 5]], np.ones(2), ([0, 0], [np.inf, 5])),
+        ([(None, 1)] * 4, np.ones((2, 2)), ([[-np.inf] * 2] * 2, [[1.0] * 2] * 2)),
+        ([(0, 1)], np.float64(1), (0, 1)),
+        ((None, 5), np.ones(2), ([-np.inf] * 2, [5, 5])),
+        (([0, None], [None, 5]), np.ones(2), ([0, -np.inf], [np.inf, 5])),
+        (
+            tuple(np.transpose([(0, None), (None, 5)])),
+            np.ones(2),
+            ([0, -np.inf], [np.inf, 5]),
+        ),
+        (
+            ({"a": 0.0, "b": None}, {"a": None, "b": 5}),
+            {"a": np.ones(2), "b": np.float64(1)},
+            ({"a": [0, 0], "b": -np.inf}, {"a": [np.inf] * 2, "b": 5}),
+        ),
+    ],
+)
+def test_none_is_no_bound(bounds, params, expected):
+    with jax.enable_x64(True):
+        read = box.as_trees(box.as_bounds(bounds), params)
+        for found, given in zip(read, expected, strict=True):
+            assert jax.tree.structure(found) == jax.tree.structure(params)
+            jax.tree.map(np.testing.assert_array_equal, dict(x=found), dict(x=given))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ([(0, 1)], "got 1 pairs, and 3 elements in 2 arrays"),
+        ([(0, 1, 2)] * 3, r"got \[\(0, 1, 2\)"),
+        (({"a": 0}, {"a": 1, "b": 1}), r"without a bound of params\['b'\]"),
+        ({"a": (0, 1), "b": (0, 1)}, r"\(lower, upper\)"),
+        ((0, {"a": [1, 2, 3], "b": 1}), r"for shapes \{a"),
+        ((np.nan, 1), "-np.inf, np.inf or None"),
+        ([np.zeros(2), np.ones(2)], "which may be either"),
+    ],
+)
+def test_other_bounds_are_refused_in_one_line(bounds, message):
+    start = {"a": np.full(2, 0.5, np.float32), "b": np.float32(0.5)}
+    with pytest.raises(ValueError, match=message) as error:
+        zo.minimize_black_box(lambda p: 0.0, start, bounds=bounds, progress=False)
+    text = str(error.value)
+    assert "\n" not in text and "_Pairs" not in text and "_Elements" not in text
 
 
 @RUNS
 @pytest.mark.parametrize(
     "bounds",
     [
+        _PAIRS,
+        np.array(_PAIRS),
+        jnp.array(_PAIRS),
         tuple(np.transpose(_PAIRS)),
         (_LOWER, _UPPER),
         (jnp.array(_LOWER), jnp.array(_UPPER)),
@@ -85,7 +127,17 @@ def test_replay_and_distribute_refuse_pairs(tmp_path):
         scipy.optimize.Bounds([0, 6], [5, 10]),
         scipy.optimize.Bounds(lb=[0, 6], ub=np.array([5.0, 10.0]), keep_feasible=True),
     ],
-    ids=["the advice", "NumPy", "JAX", "lists", "SciPy", "SciPy's options"],
+    ids=[
+        "pairs",
+        "array of pairs",
+        "JAX's",
+        "transposed",
+        "NumPy",
+        "JAX",
+        "lists",
+        "SciPy",
+        "SciPy's options",
+    ],
 )
 def test_runs_end_at_the_corner_of_the_box(run, bounds):
     np.testing.assert_array_equal(run(bounds).params, [5, 6])

@@ -1,13 +1,21 @@
 """The job of `radazo-llm chat`: texts of a model, after a prompt or in a chat."""
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from radazo_llm.formats import chat_template, find, tokenizers, weights
-from radazo_llm.models.generate import generate, written
+from radazo_llm.formats import adapters as of_peft
+from radazo_llm.formats import chat_template, config, find, load, tokenizers
+from radazo_llm.models import decode
+from radazo_llm.models.model import LanguageModel
+
+_MULTIPLE = 64  # Of tokens, so that prompts of many lengths share a program.
 
 
 def chat(
@@ -15,9 +23,11 @@ def chat(
     model: str,
     adapters: Path | None,
     prompt: str | None,
+    system: str | None,
     dtype: str | None,
     seed: int,
-    **options: Any,
+    max_tokens: int,
+    temperature: float,
 ) -> None:
     """Continues a prompt or, without one, each line of the standard input.
 
@@ -26,40 +36,39 @@ def chat(
 
     Args:
       model: A name that `find.model` takes.
-      adapters: The folder of adapters that `weights.save_adapters` or peft wrote.
+      adapters: The folder of adapters that `tune` or peft wrote.
       prompt: The text to continue.
+      system: The first turn of a chat, which says how to reply.
       dtype: The dtype of the model; by default, of the present backend.
       seed: The seed of drawn tokens.
-      options: Options of `generate`.
+      max_tokens: The largest number of tokens of a reply.
+      temperature: 0 takes the likeliest token; above, tokens are drawn.
 
     Raises:
       ValueError: If the model, the template or an option is not valid.
     """
     folder = find.model(model)
-    weights.read_config(folder)  # Its errors come before errors of larger files.
+    config.read(folder)  # Its errors come before errors of larger files.
     tokenizer = tokenizers.load(folder)
-    stop = chat_template.ends(folder, tokenizer)
+    stop = tuple(sorted(chat_template.ends(folder, tokenizer)))
     render = chat_template.conversation(folder)
-    loaded = weights.load(folder, dtype=dtype or weights.default_dtype())
+    loaded = load.load(folder, dtype=dtype or config.default_dtype())
     if adapters is not None:
-        weights.load_adapters(loaded, adapters)
+        of_peft.load(loaded, adapters)
     keys = nnx.Rngs(seed)
 
     def say(text: str, special: bool) -> str:
         tokens = tokenizer.encode(text, add_special_tokens=special).ids
-        told = generate(loaded, tokens, key=keys(), stop=stop, **options)
-        parts = []
-        for part in written(tokenizer, told):
-            parts.append(part)
-            print(part, end="", flush=True)
-        print()
-        return "".join(parts)
+        ids = replied(loaded, tokens, max_tokens, keys(), temperature, stop)
+        told = tokenizer.decode(ids)
+        print(told, flush=True)
+        return told
 
     if prompt is not None:
         print(prompt, end="", flush=True)
         say(prompt, True)
         return
-    turns: list[dict[str, str]] = []
+    turns = [] if system is None else [{"role": "system", "content": system}]
     for line in sys.stdin:
         if not line.strip():
             return
@@ -68,3 +77,45 @@ def chat(
         # A template puts special tokens itself.
         plain = text == "\n".join(turn["content"] for turn in turns)
         turns.append({"role": "assistant", "content": say(text, plain).strip()})
+
+
+def replied(
+    model: LanguageModel,
+    tokens: list[int],
+    number: int,
+    key: jax.Array,
+    temperature: float,
+    stop: tuple[int, ...],
+) -> list[int]:
+    """The tokens of a reply to some tokens, fewer if the model has no positions."""
+    before = 0 if model.prompt is None else len(model.prompt)
+    room = model.config.max_position_embeddings - before
+    rounded = -(-len(tokens) // _MULTIPLE) * _MULTIPLE
+    width = max(len(tokens), min(rounded, room - number))  # Padding takes positions.
+    if not 0 < len(tokens) < room or max(tokens) >= model.config.vocab_size:
+        raise ValueError(
+            f"The text must have from 1 to {room - 1} tokens with embeddings; got "
+            f"{len(tokens)}."
+        )
+    padded = np.zeros((1, width), np.int32)
+    padded[0, : len(tokens)] = tokens
+    lengths = jnp.array([len(tokens)], jnp.int32)
+    options = min(number, room - width), temperature, stop
+    found = _reply(*nnx.split(model), padded, lengths, key, *options)
+    return np.asarray(found.tokens)[0, : int(found.lengths[0])].tolist()
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7))
+def _reply(
+    graphdef: Any,
+    state: nnx.State,
+    prompts: jax.Array,
+    lengths: jax.Array,
+    key: jax.Array,
+    number: int,
+    temperature: float,
+    stop: tuple[int, ...],
+) -> decode.Replies:
+    model = nnx.merge(graphdef, state)
+    given = prompts, lengths, number, key, temperature
+    return decode.generate_tokens(model, *given, stop=stop)

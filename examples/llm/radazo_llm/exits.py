@@ -1,4 +1,8 @@
-"""The ends of a command: well, in one line on its input, or interrupted."""
+"""The ends of a command: well, in one line on what is wrong, or interrupted.
+
+The status is 2 if the input or a file is wrong, 1 if the run has diverged, and 130 if
+it was interrupted.
+"""
 
 import contextlib
 import errno
@@ -10,15 +14,12 @@ from typing import Any
 
 import click
 
-INTERRUPTED = {
-    "tune": "; --resume continues from its checkpoint",
-    "reward": "; the same command resumes",
-}
+_RESUMED = "tune", "reward"
 
 
-def reason(error: Exception) -> str:
-    """The message of an error of another package, on one line."""
-    return " ".join(str(error).split())[:200]
+def reason(error: BaseException) -> str:
+    """The class and the message of an error of another package, on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 class Commands(click.Group):
@@ -31,7 +32,8 @@ class Commands(click.Group):
             with _terminated_like_interrupted():
                 code = super().main(*args, **options)
         except click.Abort as error:
-            rest = INTERRUPTED.get(getattr(error, "command", ""), "")
+            resumed = getattr(error, "command", "") in _RESUMED
+            rest = "; the same command with --resume continues" if resumed else ""
             print(f"\nradazo-llm: interrupted{rest}", file=sys.stderr)
             sys.exit(130)
         except click.ClickException as error:
@@ -39,7 +41,8 @@ class Commands(click.Group):
             name = context.command_path if context else "radazo-llm"
             text = " ".join(error.format_message().split())
             print(f"{name}: error: {text}", file=sys.stderr)
-            sys.exit(2)
+            diverged = isinstance(error.__cause__, FloatingPointError)
+            sys.exit(1 if diverged else 2)
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, context: click.Context) -> Any:
@@ -77,6 +80,8 @@ def _terminated_like_interrupted() -> Iterator[None]:
 
 def _told(context: click.Context, error: Exception) -> click.ClickException:
     text = str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        text = f"{error.filename}: {error.strerror}"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         text += ". Make room, or choose another folder (--output)."
     found = click.UsageError(text)

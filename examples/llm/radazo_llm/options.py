@@ -1,12 +1,13 @@
 """Options of the command line in groups, and from a file of TOML."""
 
-import dataclasses
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import click
+
+from radazo_llm.settings import default_of, descriptions, fields, option_name
 
 FOLDER, FILE = click.Path(path_type=Path), click.Path(dir_okay=False, path_type=Path)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -43,37 +44,29 @@ def option(group: str, *names: str, **kwargs: Any) -> Decorator:
     return click.option(*names, cls=Option, group=group, **kwargs)
 
 
-def option_name(field: str) -> str:
-    """The option of the command line for a setting."""
-    return "--" + field.removeprefix("num_").replace("_", "-")
+def settings_of(command: str) -> Decorator:
+    """Adds an option for each setting of a command."""
 
-
-def settings_of(kind: Any, *, without: tuple[str, ...] = ()) -> Decorator:
-    """Adds an option for each setting of a dataclass."""
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        fields = [f for f in dataclasses.fields(kind) if f.name not in without]
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        found, texts = fields(command), descriptions()
         # Of a group one after another; click reads decorators from the last.
-        groups = list(dict.fromkeys(field.metadata["group"] for field in fields))
-        fields.sort(key=lambda field: groups.index(field.metadata["group"]))
-        for field in reversed(fields):
-            command = setting_option(field)(command)
-        return command
+        groups = list(dict.fromkeys(field.metadata["group"] for field in found))
+        found.sort(key=lambda field: groups.index(field.metadata["group"]))
+        for field in reversed(found):
+            default = default_of(field, command)
+            choices = get_args(field.type)
+            function = option(
+                field.metadata["group"],
+                *(option_name(field.name), field.name),
+                type=click.Choice(choices) if choices else type(default),
+                is_flag=isinstance(default, bool),
+                default=default,
+                show_default=default not in ("", False),
+                help=texts[field.name],
+            )(function)
+        return function
 
     return add
-
-
-def setting_option(field: dataclasses.Field[Any], **changes: Any) -> Decorator:
-    """Adds an option for a setting, with changes to what the setting says of it."""
-    choices = get_args(field.type)
-    given = {
-        "type": click.Choice(choices) if choices else type(field.default),
-        "default": field.default,
-        "show_default": field.default != "",
-        "help": field.metadata["help"],
-    }
-    names = option_name(field.name), field.name
-    return option(field.metadata["group"], *names, **(given | changes))
 
 
 def _read_config(context: click.Context, _: Any, path: Path | None) -> None:
@@ -123,26 +116,4 @@ CONFIG = option(
     callback=_read_config,
     help="A file of TOML with options, such as `batch-size = 8`. Those of the command "
     "line come first.",
-)
-
-
-def _refuse_metric(context: click.Context, _: Any, metric: str | None) -> None:
-    """Refuses a metric, which `tune` cannot measure."""
-    if metric is not None:
-        raise click.UsageError(
-            "--metric must be given to radazo-llm reward, which scores what the model "
-            f"writes; got {metric!r:.80}. Use radazo-llm reward --data FILE --metric "
-            "NAME, or --objective accuracy.",
-            context,
-        )
-
-
-# Of `tune`, which people give a metric to.
-METRIC = option(
-    "Options",
-    "--metric",
-    hidden=True,
-    expose_value=False,
-    default=None,
-    callback=_refuse_metric,
 )

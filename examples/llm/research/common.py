@@ -9,9 +9,8 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import click
@@ -21,7 +20,11 @@ import numpy as np
 from tabulate import tabulate
 
 import radazo_jax as zo
+from radazo_llm.examples.tokens import Batch
 from radazo_llm.formats.files import json_object
+from radazo_llm.run import session
+from radazo_llm.settings import Settings
+from radazo_llm.tune.job import Tuned, tuned
 
 RECORDS = Path(__file__).parent / "records"
 RUNS = Path("runs")  # For models and checkpoints.
@@ -118,6 +121,34 @@ def collect(
     return made
 
 
+def tuned_run(
+    settings: Settings,
+    model: Path,
+    splits: tuple[Batch, ...],
+    folder: Path,
+    change: Callable[[Tuned], Tuned] = lambda made: made,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """The evaluations of a run as `radazo-llm tune` does it.
+
+    Args:
+      settings: The settings of the run.
+      model: The folder or file of the model.
+      splits: The examples to train on, to evaluate on and, maybe, of the test.
+      folder: The folder of the run.
+      change: Changes the job of the run.
+      options: Other options of `session.execute`.
+    """
+
+    def prepare(loaded: Any, stack: Any) -> Tuned:
+        frozen = folder.parent / "frozen"
+        return change(tuned(settings, loaded, splits, frozen_folder=frozen))
+
+    given = {"model": str(model), "path": model, "output": folder, "notes": {}}
+    given |= {"to": {}, "dtype": "float32", "resume": True}
+    return session.execute(settings, prepare, **(given | options))
+
+
 def numbers(values: Any) -> Any:
     """Arrays as nested lists of five significant digits; what is not finite, as None.
 
@@ -138,22 +169,6 @@ def array(values: Any) -> np.ndarray:
     """Nested lists out of a JSON file as an array; None is infinite."""
     result = np.asarray(values, dtype=object)
     return np.where(np.equal(result, None), np.inf, result).astype(np.float64)
-
-
-def by_turns(times: Mapping[str, Iterator[float]], repeats: int) -> dict[str, float]:
-    """The median of each, taken by turns so that drifts hit all alike.
-
-    Args:
-      times: Named iterators, each of which does something and yields how long it took.
-      repeats: Number of times of each that count, after one that does not.
-    """
-    for each in times.values():
-        next(each)
-    taken: dict[str, list[float]] = {name: [] for name in times}
-    for _ in range(repeats):
-        for name, each in times.items():
-            taken[name].append(next(each))
-    return {name: median(values) for name, values in taken.items()}
 
 
 # --- Tables and figures -----------------------------------------------------------

@@ -6,7 +6,6 @@
 all parameters (b), at the paper's η; each at its own η (c); β₁ of R-AdaZO (d).
 """
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -14,16 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import jax
 import matplotlib.pyplot as plt
 import numpy as np
-from flax import nnx
 
-from radazo_llm.formats import weights
-from radazo_llm.tune import data
-from radazo_llm.tune.run import run
-from radazo_llm.tune.settings import Settings
-from research import common, corpus, pretrain
+from radazo_llm.examples.splits import Own
+from radazo_llm.settings import Settings
+from research import common, corpus, pretrain, sentences
 from research.common import Table, array
 
 METHODS = {"radazo": "R-AdaZO", "zo_adamm": "ZO-AdaMM", "zo_rmsprop": "ZO-RMSProp"}
@@ -279,25 +274,21 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 
 @click.command(help=__doc__)
 @common.output
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32")
 @click.option("--fast", is_flag=True, help="A small run: to see that it works.")
-def main(output: Path | None, dtype: str, fast: bool) -> None:
+def main(output: Path | None, fast: bool) -> None:
     name, plan, pretraining = "llm", FULL, pretrain.Settings()
     if fast:
         name, plan, pretraining = "fast", FAST, pretrain.FAST
     folder = pretrain.pretrained(common.RUNS / f"{name}-model", pretraining)
-    train, dev = data.read(data.TASKS["sst2"], corpus.SENTIMENT, folder)
-    base = weights.load(folder, dtype=dtype)
+    splits = Own(corpus.SENTIMENT, Settings(**sentences.OPTIONS)).read(folder).batches
 
     def execute(settings: Settings, label: str) -> list[dict[str, float]]:
-        model = copy.deepcopy(base)
-        return run(settings, model, train, dev, label=label).evaluations
+        output = common.RUNS / f"{name}-runs" / label.replace(", ", "-")
+        return common.tuned_run(settings, folder, splits, output)
 
     content = {
         "settings": dataclasses.asdict(Settings(learning_rate=RATE)) | plan._asdict(),
         "pretraining": dataclasses.asdict(pretraining),
-        "num_parameters": sum(x.size for x in jax.tree.leaves(nnx.state(base))),
-        "dtype": dtype,
         "runs": compare(plan, execute),
     }
     content = common.record() | common.numbers(content)

@@ -1,8 +1,7 @@
 """Programs compiled for devices that need not be there.
 
-The TPU compiler needs no TPU, only libtpu (``pip install "jax[tpu]"``). The GPU
-compiler needs JAX's plugin and NVIDIA's assembler, in an environment of their own: with
-the plugin installed, JAX looks for a GPU and for cuDNN at every start.
+The GPU compiler needs JAX's plugin and NVIDIA's assembler, in an environment of their
+own: with the plugin installed, JAX looks for a GPU and for cuDNN at every start.
 
 The properties of the GPUs are from NVIDIA's data sheets (multiprocessors, clock,
 memory, bandwidth, cache) and from the table of compute capabilities in its CUDA C++
@@ -10,7 +9,6 @@ programming guide.
 """
 
 import importlib.metadata
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -109,29 +107,15 @@ def devices(target: str) -> list[Any]:
     """The devices of a target, which need not exist.
 
     Args:
-      target: A name in `GPUS`, a TPU's topology such as "v5e:1x1", or "cpu".
+      target: A name in `GPUS`.
 
     Raises:
       ValueError: If JAX's plugin for GPUs is missing or of another version.
     """
-    if target == "cpu":
-        return jax.devices("cpu")[:1]
-    if target in GPUS:
-        _check_plugin()
-        options = {"target_config": GPUS[target].target_config(), "topology": "1x1x1"}
-        jax.config.update("jax_platforms", "cpu")
-        return topologies.get_topology_desc(platform="cuda", **options).devices
-    os.environ |= {  # The compiler must not look for a TPU.
-        "TPU_SKIP_MDS_QUERY": "1",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "TPU_LOG_DIR": "disabled",
-    }
+    _check_plugin()
+    options = {"target_config": GPUS[target].target_config(), "topology": "1x1x1"}
     jax.config.update("jax_platforms", "cpu")
-    # Number of chips of a host along each axis.
-    bounds = (2, 2, 1) if target.endswith("2x2") else (1, 1, 1)
-    return topologies.get_topology_desc(
-        platform="tpu", topology_name=target, chips_per_host_bounds=bounds
-    ).devices
+    return topologies.get_topology_desc(platform="cuda", **options).devices
 
 
 def _check_plugin() -> None:
@@ -167,11 +151,6 @@ def compiled_on(
         # Without every sharding given, JAX compiles for the CPU and does not say so.
         assert output.device_set == set(mesh.devices.flat), output
     return compiled
-
-
-def num_bytes(tree: Any) -> int:
-    """The bytes of a tree's arrays."""
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def held(memory: Any) -> int:

@@ -24,7 +24,6 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from radazo_llm.formats import tokenizers
-from radazo_llm.tune import data
 
 SENTIMENT = Path(__file__).parent / "sentiment"
 SPECIAL_TOKENS = (
@@ -51,7 +50,8 @@ def text() -> list[str]:
 
 def reviews() -> list[str]:
     """The sentences of the sentiment set to train on, without their labels."""
-    return [sentence for sentence, _ in data.sst2_rows(SENTIMENT / "train.tsv")]
+    lines = (SENTIMENT / "train.tsv").read_text("utf-8").splitlines()[1:]
+    return [line.partition("\t")[0].strip() for line in lines]
 
 
 def _is_prose(line: str) -> bool:

@@ -9,45 +9,21 @@ no ratio to clip. There is no penalty on the distance to the start.
 Shao et al., DeepSeekMath, 2024; the mean over tokens is from Yu et al., DAPO, 2025.
 """
 
-import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 from tqdm import tqdm
 
 from radazo_llm.models.decode import Replies, generate_tokens
 from radazo_llm.models.model import LanguageModel
-from radazo_llm.reward import settings
+from radazo_llm.run.log import Log
+from radazo_llm.settings import Settings
 
-
-@dataclasses.dataclass(frozen=True)
-class Settings(settings.Settings):
-    """A run. A group has as many replies as a population has members."""
-
-    method: Literal["grpo"] = "grpo"
-    temperature: float = 1.0
-
-    def _check_population(self) -> None:
-        if self.population_size < 2:
-            raise ValueError(
-                "population_size, the replies to a prompt, must be 2 or more; got 1. A "
-                "reply is compared with others to its prompt."
-            )
-        if not self.temperature:
-            raise ValueError(
-                "temperature must be positive; got 0.0. All replies to a prompt would "
-                "be the same."
-            )
-
-    def _scale(self) -> optax.GradientTransformation:
-        return optax.scale_by_adam(self.b1, self.b2)
-
-
+TEMPERATURE = 1.0  # Of the replies to train on.
 _EPS = 1e-4  # Added to the standard deviation of a group, as in TRL.
 
 
@@ -102,30 +78,31 @@ def log_probabilities(
     return jnp.where(is_end, of_end, of_token), drawn
 
 
-def run(settings: Settings, task: Any, folder: Any) -> Any:
-    """The tuned parameters of a task. A run that was cut starts again.
+def run(settings: Settings, task: Any, log: Log) -> Any:
+    """The tuned parameters of a task; a group is as large as a population.
 
     Args:
-      settings: `Settings`.
+      settings: The settings, of `reward`.
       task: `radazo_llm.reward.task.Task`.
-      folder: Unused.
+      log: Gets the numbers of steps and evaluations.
     """
-    del folder  # There is no journal.
-    size, heat = settings.population_size, settings.temperature
-    shape = (settings.num_prompts,)
-    optimizer = settings.optimizer()
+    size, heat = settings.population_size, TEMPERATURE
+    shape, parts = (settings.batch_size,), task.parts
+    rates = jnp.asarray(settings.rates(None, [settings.num_steps]))
+    optimizer = optax.adam(lambda count: rates[count], settings.b1, settings.b2)
+    data = task.prompts["train"]
 
     @jax.jit
     def generate(params: Any, which: jax.Array, key: jax.Array) -> Replies:
-        prompts = jax.tree.map(lambda x: jnp.repeat(x[which], size, 0), task.prompts)
-        model = nnx.merge(task.graphdef, params, task.rest)
+        prompts = jax.tree.map(lambda x: jnp.repeat(x[which], size, 0), data)
+        model = parts.model(params)
         return generate_tokens(
             model, *prompts, settings.num_tokens, key, heat, stop=task.stop
         )
 
     def loss(params: Any, which: Any, replies: Replies, weights: Any) -> jax.Array:
-        prompts = jax.tree.map(lambda x: jnp.repeat(x[which], size, 0), task.prompts)
-        model = nnx.merge(task.graphdef, params, task.rest)
+        prompts = jax.tree.map(lambda x: jnp.repeat(x[which], size, 0), data)
+        model = parts.model(params)
         logs, drawn = log_probabilities(model, *prompts, replies, heat, task.stop)
         number = jnp.sum(drawn, dtype=jnp.float32)
         return -jnp.sum(jnp.where(drawn, logs * weights[:, None], 0.0)) / number
@@ -139,18 +116,20 @@ def run(settings: Settings, task: Any, folder: Any) -> Any:
         """Rows as a reply of each member to every prompt."""
         return np.asarray(x).reshape(*shape, size, *x.shape[1:]).swapaxes(0, 1)
 
-    params = jax.tree.map(jnp.copy, task.params)
+    params = jax.tree.map(jnp.copy, parts.params)
     state = optimizer.init(params)
     key = jax.random.key(settings.seed)
+    log.evaluation(0, task.measure(params, 0))
     for i in tqdm(range(settings.num_steps), desc="GRPO", unit="step"):
         rows, draws = jax.random.split(jax.random.fold_in(key, i))
-        which = jax.random.randint(rows, shape, 0, len(task.problems))
+        which = jax.random.randint(rows, shape, 0, len(task.problems["train"]))
         replies = generate(params, which, draws)
         members = jax.tree.map(by_member, replies)
         rewards = -task.losses(np.asarray(which), members)
+        log.step(i, task.latest)
         weights = advantages(rewards.T).reshape(-1)
         params, state = update(params, state, which, replies, weights)
         done = i + 1
         if done % settings.eval_every == 0 or done == settings.num_steps:
-            task.measure(params, done)
+            log.evaluation(done, task.measure(params, done))
     return params

@@ -10,6 +10,7 @@ with. The last row has perplexities of sentences, with the matrices in the file'
 and dequantized.
 """
 
+import json
 import os
 import re
 import shlex
@@ -27,11 +28,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from radazo_llm.formats import find, tokenizers, weights
-from radazo_llm.tune import data, reviews
-from radazo_llm.tune.batches import chunks
-from radazo_llm.tune.train import Settings, evaluate, start
-from research import common
+from radazo_llm.examples.splits import Own
+from radazo_llm.formats import find, load, tokenizers
+from radazo_llm.settings import Settings
+from radazo_llm.tune.job import measure, parts_of, with_objective
+from research import common, sentences
 from research.common import Table, collect
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -96,14 +97,18 @@ def install() -> dict[str, Any]:
 
 
 def tune(archive: Path) -> dict[str, Any]:
-    """The guide's second command, with another folder for what it writes."""
+    """The guide's second command, with other folders for what it reads and writes."""
     with tempfile.TemporaryDirectory() as folder:
-        text = commands("Tune").replace("runs/reviews", folder)
-        words = shlex.split(text.replace("\\\n", " "))
+        text = commands("Tune").splitlines()
+        text = "\n".join(
+            text[[line.startswith("radazo-llm") for line in text].index(True) :]
+        )
+        words = shlex.split(text.replace("runs/reviews", folder).replace("\\\n", " "))
         words[:1] = [sys.executable, "-m", "radazo_llm"]
-        words[words.index("--data") + 1] = str(archive.resolve())
+        data = sentences.write(archive, Path(folder) / "data")
+        words[words.index("--data") + 1] = str(data)
         found = spent(words, PROGRAM)
-    names = "untuned", "calibrated", "tuned"
+    names = "largest", "untuned", "calibrated", "tuned"
     line = re.search(r"Accuracy on test: .*", found.output)
     assert line is not None
     values = [float(x) / 100 for x in re.findall(r"([0-9.]+)%", line[0])]
@@ -118,13 +123,14 @@ def batch(archive: Path) -> dict[str, Any]:
 
 def evaluate_one(archive: Path) -> None:
     """Loads the model and evaluates the first batch of the guide's command."""
-    path, chosen = find.model(MODEL), Settings()
-    train, *_ = data.read(data.TASKS["reviews"], archive, path)
-    job, state = start(chosen, weights.load(path, dtype=jnp.float32))
-    size = chosen.eval_batch_size
-    _, batch = next(chunks(train, size))
-    found = evaluate(job, state.params, batch, batch_size=size)
-    print(found.accuracy(batch.label))
+    path = find.model(MODEL)
+    chosen = Settings(**sentences.OPTIONS, train_examples=64)
+    with tempfile.TemporaryDirectory() as folder:
+        data = Own(sentences.write(archive, Path(folder)), chosen)
+        train, *_ = data.read(path).batches
+    chosen = with_objective(chosen, train)
+    parts = parts_of(chosen, load.load(path, dtype=jnp.float32))
+    print(measure(chosen, parts, {"dev": [train]}, parts.params, 1))
 
 
 # --- Perplexity -------------------------------------------------------------------
@@ -133,20 +139,22 @@ def evaluate_one(archive: Path) -> None:
 def perplexities(archive: Path, number: int) -> dict[str, Any]:
     """The perplexity of sentences with the file's blocks, and with its matrices."""
     path = find.model(MODEL)
-    sentences = [sentence for sentence, _ in reviews.split(archive, "test")[:number]]
-    tokens = encoded(path, sentences)
+    with tempfile.TemporaryDirectory() as folder:
+        test = sentences.write(archive, Path(folder)) / "test.jsonl"
+        rows = [json.loads(line) for line in test.read_text("utf-8").splitlines()]
+    tokens = encoded(path, [row["text"] for row in rows[:number]])
     found = {}
     for name, keep in (("dequantized", False), ("blocks", True)):
-        model = weights.load(path, dtype=jnp.float32, keep_blocks=keep)
+        model = load.load(path, dtype=jnp.float32, keep_blocks=keep)
         found[name] = perplexity(model, *tokens)
     difference = abs(found["blocks"] / found["dequantized"] - 1)
     return {"sentences": number, "difference": difference} | found
 
 
-def encoded(path: Path, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def encoded(path: Path, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """The tokens of sentences, int32 [B, T], and their numbers, int32 [B]."""
     tokenizer = tokenizers.load(path)
-    rows = [tokenizer.encode(sentence).ids for sentence in sentences]
+    rows = [tokenizer.encode(sentence).ids for sentence in texts]
     lengths = np.array([len(row) for row in rows], np.int32)
     tokens = np.zeros((len(rows), lengths.max()), np.int32)
     for i, row in enumerate(rows):
@@ -230,14 +238,14 @@ def tables(content: dict[str, Any]) -> list[Table]:
 @common.resume
 @click.option("--data", "archive", type=click.Path(path_type=Path), required=True)
 @click.option("--cases", type=click.Choice(CASES), multiple=True, default=CASES)
-@click.option("--sentences", type=common.POSITIVE, default=200)
+@click.option("--sentences", "number", type=common.POSITIVE, default=200)
 @click.option("--one-batch", is_flag=True, help="Only load, and evaluate a batch.")
 def main(
     output: Path | None,
     resume: bool,
     archive: Path,
     cases: tuple[str, ...],
-    sentences: int,
+    number: int,
     one_batch: bool,
 ) -> None:
     if one_batch:
@@ -247,7 +255,7 @@ def main(
         "install": install,
         "tune": lambda: tune(archive),
         "one batch": lambda: batch(archive),
-        "perplexity": lambda: perplexities(archive, sentences),
+        "perplexity": lambda: perplexities(archive, number),
     }
     chosen = [({"case": name}, measures[name]) for name in cases]
     collect(output, resume, chosen, lambda rows: rows)

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from radazo_llm.reward import log
+from radazo_llm.run import log
 from research import common, warm_up
 from research.common import Table
 
@@ -41,8 +41,8 @@ def options(model: Path, data: Path, steps: int, seed: int) -> list[str]:
     return [
         *("reward", "--model", str(model), "--data", str(data)),
         *("--metric", f"{METRIC}:exact_match", "--dev-share", str(SHARE)),
-        *("--eval-problems", str(held_out), "--steps", str(steps)),
-        *("--seed", str(seed), "--output", str(FOLDER / f"seed-{seed}")),
+        *("--eval-examples", str(held_out), "--steps", str(steps)),
+        *("--seed", str(seed), "--output", str(FOLDER / f"seed-{seed}"), "--resume"),
     ]
 
 
@@ -55,7 +55,9 @@ def measured(model: Path, data: Path, steps: int, seed: int) -> dict[str, Any]:
     return {
         "cpu_s": round(cpu_seconds() - begin),
         "held_out": round(SHARE * ROWS),
-        "evaluations": [[row["step"], row["eval"]] for row in lines if "eval" in row],
+        "evaluations": [
+            [row["step"], row["dev_reward"]] for row in lines if "dev_reward" in row
+        ],
         "printed": done.stdout.splitlines(),
     }
 

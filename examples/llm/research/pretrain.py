@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 from tqdm import tqdm
 
-from radazo_llm.formats import weights
+from radazo_llm.formats import save
 from radazo_llm.formats.files import json_object, model_file
 from radazo_llm.models.opt import OPT, Config
 from research import corpus
@@ -60,7 +60,7 @@ def pretrained(folder: Path, settings: Settings) -> Path:
     lines = corpus.text()
     tokenizer = corpus.train_tokenizer(lines, settings.vocab_size)
     tokenizer.save(str(folder / "tokenizer.json"))
-    weights.save(_train(settings, corpus.token_stream(tokenizer, lines)), folder)
+    save.save(_train(settings, corpus.token_stream(tokenizer, lines)), folder)
     # Last, so that what is cut short is not taken for done.
     wanted["files"] = _digests(folder)
     record.write_text(json.dumps(wanted, indent=1) + "\n")
@@ -70,7 +70,7 @@ def pretrained(folder: Path, settings: Settings) -> Path:
 def _digests(folder: Path) -> dict[str, str]:
     """The SHA-256 of each file but the record."""
     result = {}
-    for name in ("tokenizer.json", weights.CONFIG, "model.safetensors"):
+    for name in ("tokenizer.json", "config.json", "model.safetensors"):
         with model_file(folder, name).open("rb") as file:
             result[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return result

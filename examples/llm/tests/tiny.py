@@ -10,10 +10,11 @@ import numpy as np
 from flax import nnx
 
 from radazo_llm.command import radazo_llm
+from radazo_llm.examples.tokens import Batch
 from radazo_llm.models.opt import OPT, Config
-from radazo_llm.tune import train
-from radazo_llm.tune.data import Batch
-from radazo_llm.tune.settings import Settings
+from radazo_llm.run import session
+from radazo_llm.settings import Settings
+from radazo_llm.tune.job import tuned
 
 from . import tables
 
@@ -32,7 +33,6 @@ SETTINGS = Settings(
     num_steps=12,
     eval_every=4,
     eval_batch_size=5,
-    checkpoint_every=5,
     lora_rank=2,
     prompt_length=2,
 )
@@ -62,11 +62,6 @@ def _abstract(dtype, remat):
         return OPT(CONFIG, dtype=dtype, remat=remat, rngs=nnx.Rngs(0))
 
     return nnx.split(nnx.eval_shape(make))
-
-
-# As the example's own, but compiled for a test.
-train_step = tables.jit(train.train_step.__wrapped__)
-evaluate = tables.jit(train.evaluate.__wrapped__, static_argnames="batch_size")
 
 
 @tables.jit
@@ -105,6 +100,18 @@ def examples(number, sequences, seed=0):
 
 
 TRAIN, DEV = examples(20, 1), examples(20, 1, seed=1)
+
+
+def run(job, folder, settings=SETTINGS, splits=(TRAIN, DEV), start=None, **options):
+    """Runs on the model in a folder, and returns the evaluations."""
+
+    def prepare(loaded, stack):
+        return tuned(
+            settings, loaded, splits, frozen_folder=folder / "frozen", start=start
+        )
+
+    given = {"model": str(job), "path": job, "output": folder, "notes": {}, "to": {}}
+    return session.execute(settings, prepare, **(given | options))
 
 
 def contents(folder):

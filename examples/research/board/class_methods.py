@@ -12,9 +12,12 @@ from scipy.optimize import minimize
 
 import radazo_jax as zo
 from board.class_problems import Function
-from board.oracle import Finished
 
 TARGETS = (1e-1, 1e-2, 1e-3, 1e-5)  # The share of the gap at the start that is left.
+
+
+class Finished(Exception):
+    """There is nothing left to find, or nothing left to spend."""
 
 
 class Count:

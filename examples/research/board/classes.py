@@ -25,10 +25,12 @@ import numpy as np
 from board.class_methods import METHODS, NAMES, TARGETS, measured
 from board.class_problems import Function
 from board.class_table import CLASSES, Case, cases
-from board.problems import Row
 from common import options
 from common.record import array, collect, numbers, read
 from common.tables import Table
+
+# A row of the record, before it is measured.
+Row = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
 
 AT = (10, 30, 100)  # Budgets of the tables, in units of d + 1.
 NOISY = tuple(name for name, kind in CLASSES.items() if kind.noise)

@@ -16,7 +16,7 @@ import click
 import jax
 import pytest
 
-from benchmarks import gpus, instructions
+from benchmarks import gpus
 
 ROOT = pathlib.Path(__file__).parents[1]
 compiles = [
@@ -102,24 +102,6 @@ class TestCompiled:
         assert step["largest_bytes"] <= forward["largest_bytes"]
         # An evaluation a device: what the forward pass sends, and both losses.
         assert step["sent_bytes"] == forward["sent_bytes"] + 4 * 2
-
-
-def test_instructions_of_a_disassembly():
-    text = """
-.text.add:
-        /*0000*/                   LDC R1, c[0x0][0x28] ;
-        /*0010*/              @!P0 LDG.E.64.CONSTANT R2, desc[UR4][R2.64] ;
-        /*0020*/                   STG.E.64 desc[UR4][R4.64], R6 ;
-        /*0030*/                   STG.E.U16 desc[UR4][R4.64+0x8], R7 ;
-        /*0040*/                   EXIT ;
-        /*0050*/                   NOP;
-.text.convert:
-        /*0000*/                   STG.E desc[UR4][R4.64], R7 ;
-"""
-    found = instructions.kernels(text)
-    assert {name: len(code) for name, code in found.items()} == {"add": 5, "convert": 1}
-    stored = {name: instructions.stored_bytes(code) for name, code in found.items()}
-    assert stored == {"add": 8 + 2, "convert": 4}
 
 
 def test_a_target_that_is_no_gpu_is_named():

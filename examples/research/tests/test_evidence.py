@@ -15,7 +15,6 @@ from common.record import array
 from paper import (
     common,
     moments,
-    parameter_free,
     synthetic,
     theory,
     tuned,
@@ -23,7 +22,6 @@ from paper import (
 
 _EVIDENCE = RECORDS / "evidence"
 _NAMES = ("synthetic", "synthetic_long", "moments", "attack", "tuned")
-_PARAMETER_FREE = ("parameter_free", "parameter_free_long")
 _METHODS = {"R-AdaZO", "ZO-AdaMM", "ZO-RMSProp", "ZO-SGD", "ZO-signSGD"}
 _FUNCTIONS = ("Quadratic", "Cubic", "Levy", "Rosenbrock")
 
@@ -33,7 +31,7 @@ def read(name):
     return record.read(_EVIDENCE / f"{name}.json")
 
 
-@pytest.mark.parametrize("name", (*_NAMES, *_PARAMETER_FREE))
+@pytest.mark.parametrize("name", _NAMES)
 def test_file_says_how_it_came_about(name):
     content = read(name)
     script = name.removesuffix("_long")
@@ -362,52 +360,6 @@ def test_tuned_zo_sgd_is_often_the_best():
             means = {c: best(problem, c, i).evaluations.mean() for c in problem["runs"]}
             wins.append(min(means, key=means.get) == "ZO-SGD")
     assert np.mean(wins) >= 0.5
-
-
-# Nothing to tune: evaluations of the prototype that the distribution and the step come
-# from, at d = 1000, and iterations that were asked for at d = 10⁴.
-_PROTOTYPE = {
-    "Quadratic": (1039, 1787),
-    "Cubic": (1024, 1919),
-    "Levy": (1009, 6924),
-    "Rosenbrock": (1574, 3316),
-    "Ill-conditioned": (1222, 9281),
-}
-
-
-@pytest.mark.parametrize("method", ["SGD, orthonormal", "SGD, accelerated"])
-@pytest.mark.parametrize("problem", _PROTOTYPE)
-def test_parameter_free_is_within_a_tenth_of_the_prototype(problem, method):
-    run = read("parameter_free")["problems"][problem]["runs"][method]
-    counts = array(run["evaluations"]).mean(axis=0)
-    assert (counts <= 1.1 * np.array(_PROTOTYPE[problem])).all()
-
-
-@pytest.mark.parametrize("problem", _PROTOTYPE)
-def test_parameter_free_orthonormal_needs_at_most_three_quarters(problem):
-    content = read("parameter_free")["problems"][problem]
-    counts = array(content["runs"]["SGD, orthonormal"]["evaluations"]).mean(axis=0)
-    best = [
-        tuned.best(read("tuned")["problems"][problem], "ZO-AdaMM, β₁=0.9", i)
-        for i in range(2)
-    ]
-    expected = np.array([one.evaluations.mean() for one in best])
-    # The record has five digits.
-    np.testing.assert_allclose(content["tuned"], expected, rtol=1e-4)
-    assert (counts <= 0.75 * expected).all()
-
-
-@pytest.mark.parametrize(
-    ("function", "iterations"),
-    [("Quadratic", 2500), ("Cubic", 2500), ("Levy", 5000), ("Rosenbrock", 4500)],
-)
-def test_parameter_free_is_where_the_paper_is_after_10000(function, iterations):
-    found = read("parameter_free_long")["long"][function]
-    expected = array(read("synthetic")["gaps"][function]["R-AdaZO"])[:, -1]
-    np.testing.assert_array_equal(found["target"], expected)
-    for run in found["runs"].values():
-        assert (array(run["iterations"]) <= iterations).all()
-    assert parameter_free.LONG[function] == iterations
 
 
 def test_replayed_moments_end_where_stored_ones_do():

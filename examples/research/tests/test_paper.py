@@ -13,15 +13,13 @@ from click.testing import CliRunner
 from common import RESEARCH
 from paper import (
     attack,
-    digits,
     moments,
     network,
-    parameter_free,
     synthetic,
     tuned,
 )
 
-_SCRIPTS = (synthetic, digits, moments, attack, tuned, parameter_free)
+_SCRIPTS = (synthetic, moments, attack, tuned)
 
 
 def _run(script, *arguments):
@@ -41,11 +39,9 @@ def _run(script, *arguments):
     "name",
     [
         "synthetic",
-        pytest.param("digits", marks=pytest.mark.slow),
         pytest.param("moments", marks=pytest.mark.slow),
         pytest.param("attack", marks=pytest.mark.slow),
         pytest.param("tuned", marks=pytest.mark.slow),
-        pytest.param("parameter_free", marks=pytest.mark.slow),
     ],
 )
 def test_fast_run(name, tmp_path):
@@ -69,16 +65,6 @@ def test_fast_run(name, tmp_path):
     assert image.startswith(b"\x89PNG\r\n\x1a\n")
     assert int.from_bytes(image[16:20], "big") >= 200
 
-    if name == "digits":
-        runs, evaluations = content["runs"], content["evaluations"]
-        assert evaluations == [0, 60 * 11, 120 * 11]  # K + 1 with K = 10.
-        assert len(runs) == 5
-        # Guessing costs log(10) = 2.3, and the start is about as good as guessing.
-        for run in runs.values():
-            assert all(0 < losses[-1] < 2.6 for losses in run["losses"])
-        assert all(losses[-1] < 1.5 for losses in runs["R-AdaZO"]["losses"])
-        assert min(runs["R-AdaZO"]["accuracies"]) > 0.5
-        assert "chosen for R-AdaZO" in done.stdout
     if name == "synthetic":
         for gaps in content["gaps"].values():
             starts = {tuple(curve[0] for curve in seeds) for seeds in gaps.values()}
@@ -141,30 +127,3 @@ def test_data_that_cannot_be_read_are_named(content, says, tmp_path):
     assert done.exit_code == 1
     (line,) = done.output.splitlines()
     assert line.startswith("Error: ") and says in line
-
-
-@pytest.mark.slow
-def test_radazo_learns_the_digits_along_rank_one_as_well(tmp_path):
-    """It is one test, because workers that share it would each run the first part."""
-
-    def runs(distribution):
-        done = _run(
-            "digits",
-            "--distribution",
-            distribution,
-            "--seeds",
-            2,
-            "--output",
-            tmp_path / distribution,
-        )
-        assert done.returncode == 0, done.stderr
-        text = (tmp_path / distribution / "digits.json").read_text(encoding="utf-8")
-        return json.loads(text)["runs"]
-
-    full = runs("sphere")
-    accuracy = np.mean(full["R-AdaZO"]["accuracies"])
-    assert accuracy >= 0.96
-    ends = {name: np.mean(run["losses"], axis=0)[-1] for name, run in full.items()}
-    assert min(ends, key=ends.get) == "R-AdaZO"
-    other = np.mean(runs("low_rank")["R-AdaZO"]["accuracies"])
-    assert abs(other - accuracy) < 0.01

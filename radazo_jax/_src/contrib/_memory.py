@@ -1,4 +1,4 @@
-"""Memories of estimators: past queries, and states of steps with values."""
+"""What several estimators need of memories: past queries, and wide arrays."""
 
 from typing import Any, NamedTuple
 
@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src.base import Estimate, Points
-from radazo_jax._src.directions.distribution import Direction, Distribution
+from radazo_jax import distributions, estimators
 
 
 class QueryBuffer(NamedTuple):
@@ -23,11 +22,15 @@ class QueryBuffer(NamedTuple):
     numbers: jax.Array
     scales: jax.Array
 
-    def directions(self, distribution: Distribution) -> Direction:
+    def directions(
+        self, distribution: distributions.Distribution
+    ) -> distributions.Direction:
         """The directions, to be drawn again, stacked."""
-        return Direction(self.keys, self.numbers, self.scales, distribution)
+        return distributions.Direction(
+            self.keys, self.numbers, self.scales, distribution
+        )
 
-    def followed_by(self, points: Points) -> "QueryBuffer":
+    def followed_by(self, points: estimators.Points) -> "QueryBuffer":
         """The buffer of the same size that ends with the directions of these points."""
         new = points.directions
         added = QueryBuffer(new.key, new.number, new.scale)
@@ -44,11 +47,36 @@ def empty(size: int) -> QueryBuffer:
     )
 
 
+def wide(x: Any) -> jax.Array:
+    """An array of at least float32."""
+    x = jnp.asarray(x)
+    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
+
+
+def wide_zeros(tree: Any) -> Any:
+    """Zeros like the leaves, of at least float32."""
+    return jax.tree.map(lambda x: jnp.zeros_like(wide(x)), tree)
+
+
+def widest(tree: Any) -> Any:
+    """The widest dtype of the leaves, but at least float32."""
+    dtypes = [wide(x).dtype for x in jax.tree.leaves(tree)]
+    return max(dtypes, key=lambda x: x.itemsize, default=jnp.dtype(jnp.float32))
+
+
+def mean_of_finite(values: jax.Array) -> jax.Array:
+    """The mean of the values that are finite; NaN without any."""
+    return jnp.mean(values, where=jnp.isfinite(values))
+
+
 def followed_by(old: jax.Array, new: jax.Array) -> jax.Array:
     """Appends `new`, and drops as many of the oldest entries."""
+    if jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
+        # Directions are drawn again from keys that a buffer keeps.
+        old, new = jax.random.clone(old), jax.random.clone(new)
     return jnp.concatenate([old, new])[len(new) :]
 
 
-def updated_if_usable(estimate: Estimate, before: Any, after: Any) -> Any:
+def updated_if_usable(estimate: estimators.Estimate, before: Any, after: Any) -> Any:
     """The state after an estimate, or before it if no value could be used."""
     return optax.tree.where(estimate.num_values > 0, after, before)

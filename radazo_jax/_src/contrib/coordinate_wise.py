@@ -7,13 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax import distributions, estimators
 from radazo_jax._src import checks
-from radazo_jax._src.base import Draw, Estimate, GradientEstimator, Points, Values
-from radazo_jax._src.directions import sums
-from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.dense import Basis
-from radazo_jax._src.directions.layout import layout_of, unflattened
-from radazo_jax._src.estimators.differences import checked_differences, mean_of_finite
+from radazo_jax._src.contrib import _memory
+from radazo_jax.random import Positions
 
 
 class CoordinateWiseState(NamedTuple):
@@ -27,8 +24,21 @@ class CoordinateWiseState(NamedTuple):
     scores: jax.Array
 
 
+class _Basis(distributions.Distribution):
+    """Direction i is coordinate i."""
+
+    sequential = True
+
+    def factor(self, dimension: int) -> float:
+        return float(dimension)
+
+    def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
+        del key
+        return ((at.hi == 0) & (at.lo == number)).astype(jnp.float32)
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
-class CoordinateWise(GradientEstimator):
+class CoordinateWise(estimators.GradientEstimator):
     """See `coordinate_wise`."""
 
     _constructor = "coordinate_wise"
@@ -41,14 +51,13 @@ class CoordinateWise(GradientEstimator):
     def init(self, params: optax.Params) -> Any:
         if self.num_directions is None:
             return ()
-        dimension = layout_of(params).dimension
+        dimension = sum(p.size for p in jax.tree.leaves(params))
         return CoordinateWiseState(jnp.full(dimension, jnp.nan, jnp.float32))
 
     def points(
-        self, draw: Draw, params: optax.Params, state: Any
-    ) -> tuple[Points, Any]:
-        layout = layout_of(params)
-        dimension = layout.dimension
+        self, draw: estimators.Draw, params: optax.Params, state: Any
+    ) -> tuple[estimators.Points, Any]:
+        dimension = sum(p.size for p in jax.tree.leaves(params))
         if self.num_directions is None:
             chosen = jnp.arange(dimension)
         else:
@@ -58,14 +67,19 @@ class CoordinateWise(GradientEstimator):
             drawn = jax.random.uniform(draw.key, shape, shares.dtype) * shares[-1]
             chosen = jnp.searchsorted(shares, drawn, side="right")
             chosen = jnp.minimum(chosen, dimension - 1)
-        directions = sums.sample(Basis(), draw.key, chosen.astype(jnp.uint32), layout)
-        distances = jnp.asarray([self.smoothing, -self.smoothing], jnp.float32)
-        scales = jnp.broadcast_to(distances, (len(chosen), 2))
-        return Points(directions, scales, False, layout), state
+        scales, numbers = [self.smoothing, -self.smoothing], chosen.astype(jnp.uint32)
+        points = estimators.sample_points(
+            _Basis(), draw, len(chosen), scales, params, numbers=numbers
+        )
+        return points, state
 
     def reduce(
-        self, points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
+        self,
+        points: estimators.Points,
+        values: estimators.Values,
+        params: optax.Params,
+        state: Any,
+    ) -> tuple[estimators.Estimate, Any]:
         moved = values.along
         slopes = (moved[:, 0] - moved[:, 1]) / (2 * self.smoothing)
         finite = jnp.isfinite(slopes)
@@ -83,13 +97,11 @@ class CoordinateWise(GradientEstimator):
         # A sum, for a coordinate may be chosen twice.
         zeros = jnp.zeros(points.layout.dimension, coefficients.dtype)
         flat = zeros.at[chosen].add(coefficients)
-        estimate = Estimate(
-            mean_of_finite(moved),
+        estimate = estimators.Estimate(
+            _memory.mean_of_finite(moved),
             slope=jnp.sum(coefficients * slopes),
             num_values=2 * used,
-            gradient=LinearCombination.of_tree(
-                unflattened(flat, points.layout, params), points.layout
-            ),
+            gradient=points.of_flat(flat, params),
         )
         if not state:
             return estimate, state
@@ -105,7 +117,7 @@ def coordinate_wise(
     smoothing: float = 5e-3,
     decay: float = 0.9,
     uniform_fraction: float = 0.5,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """Central differences along coordinates, chosen by importance.
 
     With all d coordinates, 2d evaluations a step and no randomness:
@@ -156,7 +168,8 @@ def coordinate_wise(
       Problems, SIAM J. Optim. 2012, for probabilities by importance.
     """
     size = 1 if num_directions is None else num_directions
-    _, size, smoothing = checked_differences(Basis(), size, smoothing)
+    size = checks.check_int_at_least("num_directions", size, 1)
+    smoothing = checks.as_number(checks.check_positive("smoothing", smoothing))
     decay = checks.as_number(checks.check_unit_interval("decay", decay))
     checks.check_positive("uniform_fraction", uniform_fraction)
     if uniform_fraction > 1:

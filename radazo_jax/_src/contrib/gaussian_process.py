@@ -1,34 +1,18 @@
 """The gradient of a surrogate of the function: ZoRD, and FZooS's random features."""
 
 import dataclasses
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax import distributions, estimators
 from radazo_jax._src import checks
-from radazo_jax._src.base import (
-    Draw,
-    Estimate,
-    GradientEstimator,
-    Points,
-    Values,
-    candidates,
-)
 from radazo_jax._src.contrib import _memory
 from radazo_jax._src.contrib._memory import updated_if_usable
-from radazo_jax._src.contrib._products import KERNELS, features, square_root
-from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.dense import sphere
-from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.directions.layout import layout_of, rows_of, unflattened
-from radazo_jax._src.estimators.differences import (
-    AlongDirections,
-    checked_differences,
-    mean_of_finite,
-)
-from radazo_jax._src.trees import widest
 
 # Beyond these the queries take too much memory, and the equation too much time.
 MAX_DIMENSION = 10_000
@@ -39,6 +23,54 @@ MAX_MEMORY = 512
 _MORE_JITTER = 1e-2
 
 _EXACT = jax.lax.Precision.HIGHEST
+
+
+Kernel = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def _square_root(squares: jax.Array) -> jax.Array:
+    """√x, whose derivative at 0 is 0: distances vanish on the diagonal and at θ."""
+    positive = squares > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0)
+
+
+def _squared_exponential(
+    squares: jax.Array, away: jax.Array, scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    from_theta = jnp.sum(away**2, axis=1)
+    along = jnp.exp(-from_theta / (2 * scale**2)) / scale**2
+    return jnp.exp(-squares / (2 * scale**2)), along[:, None] * away
+
+
+def _matern(
+    squares: jax.Array, away: jax.Array, scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    r = _square_root(5 * squares) / scale
+    from_theta = _square_root(5 * jnp.sum(away**2, axis=1)) / scale
+    along = 5 / (3 * scale**2) * (1 + from_theta) * jnp.exp(-from_theta)
+    return (1 + r + r**2 / 3) * jnp.exp(-r), along[:, None] * away
+
+
+KERNELS: dict[str, Kernel] = {
+    "matern": _matern,
+    "squared_exponential": _squared_exponential,
+}
+
+
+def _features(
+    key: jax.Array, size: int, away: jax.Array, scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The rows and slopes for the kernel of `size` random Fourier features."""
+    of_directions, of_phases = jax.random.split(key)
+    shape, dtype = (size, away.shape[1]), away.dtype
+    frequencies = jax.random.normal(of_directions, shape, dtype) / scale
+    phases = jax.random.uniform(of_phases, (size,), dtype, maxval=2 * math.pi)
+    angles = jnp.matmul(away, frequencies.T, precision=_EXACT) + phases[None]
+    phis = math.sqrt(2 / size) * jnp.cos(angles)
+    rows = jnp.matmul(phis, phis.T, precision=_EXACT)
+    at_theta = -math.sqrt(2 / size) * jnp.sin(phases)
+    slopes = jnp.matmul(phis * at_theta[None], frequencies, precision=_EXACT)
+    return rows, slopes
 
 
 class GaussianProcessState(NamedTuple):
@@ -57,11 +89,11 @@ class GaussianProcessState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class GaussianProcess(AlongDirections):
+class GaussianProcess(estimators.AlongDirections):
     """See `gaussian_process`."""
 
     _constructor = "gaussian_process"
-    _includes_params = True
+    includes_params = True
 
     memory_size: int
     kernel: str
@@ -70,7 +102,7 @@ class GaussianProcess(AlongDirections):
     num_features: int | None
 
     def init(self, params: optax.Params) -> GaussianProcessState:
-        dimension = layout_of(params).dimension
+        dimension = sum(p.size for p in jax.tree.leaves(params))
         if dimension > MAX_DIMENSION:
             raise ValueError(
                 f"params must have at most {MAX_DIMENSION} coordinates for a "
@@ -78,13 +110,13 @@ class GaussianProcess(AlongDirections):
             )
         return GaussianProcessState(
             jnp.zeros((self.memory_size, dimension), jnp.float32),
-            jnp.full(self.memory_size, jnp.nan, widest(params)),
+            jnp.full(self.memory_size, jnp.nan, _memory.widest(params)),
             jax.random.key(0, impl="threefry2x32"),
         )
 
     def points(
-        self, draw: Draw, params: optax.Params, state: GaussianProcessState
-    ) -> tuple[Points, GaussianProcessState]:
+        self, draw: estimators.Draw, params: optax.Params, state: GaussianProcessState
+    ) -> tuple[estimators.Points, GaussianProcessState]:
         points, state = super().points(draw, params, state)
         # The key of the random features, the same in every step.
         key = jax.random.fold_in(draw.run_key, 2**31)
@@ -92,18 +124,21 @@ class GaussianProcess(AlongDirections):
 
     def reduce(
         self,
-        points: Points,
-        values: Values,
+        points: estimators.Points,
+        values: estimators.Values,
         params: optax.Params,
         state: GaussianProcessState,
-    ) -> tuple[Estimate, GaussianProcessState]:
-        asked = rows_of(candidates(points, params))  # θ is the first.
+    ) -> tuple[estimators.Estimate, GaussianProcessState]:
+        asked = estimators.candidate_rows(points, params)  # θ is the first.
         xs = _memory.followed_by(state.points, asked)
         added = points.join(values)
         ys = _memory.followed_by(state.values, added.astype(state.values.dtype))
         used = jnp.isfinite(ys)
         away = jnp.where(used[:, None], xs - asked[:1], 0)
-        centered = jnp.where(used, ys - mean_of_finite(ys), 0).astype(jnp.float32)
+        centered = jnp.where(used, ys - _memory.mean_of_finite(ys), 0)
+        # In units of a power of two, by which nothing is rounded.
+        unit = jnp.ldexp(jnp.ones_like(ys[0]), jnp.frexp(jnp.max(abs(centered)))[1])
+        centered = (centered / unit).astype(jnp.float32)
         squares = _squared_distances(away)
         scale = jnp.asarray(self.lengthscale or 0, jnp.float32)
         if self.lengthscale is None:
@@ -111,25 +146,26 @@ class GaussianProcess(AlongDirections):
         if self.num_features is None:
             rows, slopes = KERNELS[self.kernel](squares, away, scale)
         else:
-            rows, slopes = features(state.key, self.num_features, away, scale)
+            rows, slopes = _features(state.key, self.num_features, away, scale)
         weights = _solved(rows, centered, used, self.jitter)
         gradient = jnp.matmul(slopes.T, weights, precision=_EXACT)
+        gradient = gradient.astype(unit.dtype) * unit
         new = jnp.sum(jnp.isfinite(added), dtype=jnp.int32)
         gradient = jnp.where(new > 0, gradient, jnp.nan)
-        estimate = Estimate(
-            jnp.where(jnp.isfinite(values.base), values.base, mean_of_finite(added)),
+        estimate = estimators.Estimate(
+            jnp.where(
+                jnp.isfinite(values.base), values.base, _memory.mean_of_finite(added)
+            ),
             slope=jnp.sum(gradient**2).astype(added.dtype),
             num_values=new,
-            gradient=LinearCombination.of_tree(
-                unflattened(gradient, points.layout, params), points.layout
-            ),
+            gradient=points.of_flat(gradient, params),
         )
         after = GaussianProcessState(xs, ys, state.key)
         return estimate, updated_if_usable(estimate, state, after)
 
 
 def gaussian_process(
-    distribution: Distribution = sphere(),
+    distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 4,
     smoothing: float = 5e-2,
     memory_size: int = 150,
@@ -137,7 +173,7 @@ def gaussian_process(
     lengthscale: float | None = None,
     jitter: float = 1e-5,
     num_features: int | None = None,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """ZoRD: the derivative of a Gaussian process, of K + 1 evaluations.
 
     With X the latest n queries and y their values, less their mean, the posterior mean
@@ -201,7 +237,6 @@ def gaussian_process(
       Surrogate Gradients, 2023, the random features,
       <https://arxiv.org/abs/2308.04077>.
     """
-    common = checked_differences(distribution, num_directions, smoothing)
     memory_size = checks.check_int_at_least(
         "memory_size", memory_size, num_directions + 1
     )
@@ -223,6 +258,7 @@ def gaussian_process(
                 "num_features must be None unless kernel is 'squared_exponential'; got "
                 f"{num_features} and {kernel!r}."
             )
+    common = distribution, num_directions, smoothing
     return GaussianProcess(
         *common, memory_size, kernel, lengthscale, jitter, num_features
     )
@@ -237,7 +273,7 @@ def _squared_distances(away: jax.Array) -> jax.Array:
 def _mean_distance(squares: jax.Array, used: jax.Array) -> jax.Array:
     """The mean distance of the used pairs; 1 without any."""
     pairs = used[:, None] & used[None] & ~jnp.eye(len(used), dtype=bool)
-    total = jnp.sum(jnp.where(pairs, square_root(squares), 0))
+    total = jnp.sum(jnp.where(pairs, _square_root(squares), 0))
     mean = total / jnp.maximum(jnp.sum(pairs), 1).astype(total.dtype)
     return jnp.where(mean > 0, mean, 1)
 

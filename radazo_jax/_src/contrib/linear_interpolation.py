@@ -8,21 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from radazo_jax import distributions, estimators
 from radazo_jax._src import checks
-from radazo_jax._src.base import Estimate, GradientEstimator, Points, Values
 from radazo_jax._src.contrib import _memory
 from radazo_jax._src.contrib._memory import QueryBuffer, updated_if_usable
-from radazo_jax._src.contrib._products import gram
-from radazo_jax._src.directions import sums
-from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.dense import sphere
-from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import (
-    AlongDirections,
-    checked_differences,
-    differences,
-)
-from radazo_jax._src.trees import wide, widest
 
 # Added to the inner products of directions of length one: those that are nearly
 # combinations of others would amplify rounding.
@@ -70,11 +59,11 @@ class LinearInterpolationState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class LinearInterpolation(AlongDirections):
+class LinearInterpolation(estimators.AlongDirections):
     """See `linear_interpolation`."""
 
     _constructor = "linear_interpolation"
-    _includes_params = True
+    includes_params = True
 
     memory_size: int
     radius: float
@@ -89,31 +78,31 @@ class LinearInterpolation(AlongDirections):
         return LinearInterpolationState(
             _memory.empty(before * size),
             jax.tree.map(lambda p: jnp.stack([jnp.zeros_like(p)] * before), params),
-            jnp.full((before, size + 1), jnp.nan, widest(params)),
+            jnp.full((before, size + 1), jnp.nan, _memory.widest(params)),
         )
 
     def reduce(
         self,
-        points: Points,
-        values: Values,
+        points: estimators.Points,
+        values: estimators.Values,
         params: optax.Params,
         state: LinearInterpolationState,
-    ) -> tuple[Estimate, LinearInterpolationState]:
+    ) -> tuple[estimators.Estimate, LinearInterpolationState]:
         size, before = self._sizes
         rows = _rows_of_points(size, before, self.smoothing)
         base, moved = values
         past = state.buffer.directions(self.distribution)
         away = jax.tree.map(
-            lambda old, p: wide(old) - wide(p)[None], state.past, params
+            lambda old, p: _memory.wide(old) - _memory.wide(p)[None], state.past, params
         )
-        among = gram([points.directions, past], points.layout, [away])
+        among = estimators.gram([points.directions, past], points.layout, [away])
         matrix = jnp.asarray(rows, base.dtype)
         exact = jax.lax.Precision.HIGHEST
         among = jnp.linalg.multi_dot(
             [matrix, among.astype(base.dtype), matrix.T], precision=exact
         )
         olds = state.values.astype(base.dtype)
-        found = differences(values)
+        found = estimators.Differences.of(values)
         earlier = jnp.concatenate([olds[:, 1:].reshape(-1), olds[:, 0]])
         changes = jnp.concatenate([found.to_others, earlier - found.value])
         squares = jnp.diagonal(among)
@@ -130,14 +119,14 @@ class LinearInterpolation(AlongDirections):
         gradient = jax.tree.map(
             lambda a, b, w: a + b + jnp.tensordot(of_past.astype(w.dtype), w, 1),
             points.combine(fresh).materialize(like),
-            sums.combine(again, past, points.layout, like),
+            estimators.LinearCombination(again, past, points.layout).materialize(like),
             away,
         )
-        estimate = Estimate(
+        estimate = estimators.Estimate(
             found.value,
             slope=jnp.sum(coefficients * changes),
             num_values=jnp.where(new > 0, new + found.num_base, 0),
-            gradient=LinearCombination.of_tree(gradient, points.layout),
+            gradient=points.of_tree(gradient),
         )
         added = jnp.append(base, moved[:, 0]).astype(state.values.dtype)
         queries = LinearInterpolationState(
@@ -151,12 +140,12 @@ class LinearInterpolation(AlongDirections):
 
 
 def linear_interpolation(
-    distribution: Distribution = sphere(),
+    distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
     memory_size: int = 3,
     radius: float = 1e-2,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """ReLIZO: the shortest gradient that interpolates new and past queries.
 
     With aᵢ = xᵢ − θ for the K new points and the past points within the radius, and
@@ -210,11 +199,10 @@ def linear_interpolation(
       Wang et al., ReLIZO: Sample Reusable Linear Interpolation-based Zeroth-order
       Optimization, NeurIPS 2024, the solution of its quadratically constrained program.
     """
-    return LinearInterpolation(
-        *checked_differences(distribution, num_directions, smoothing),
-        checks.check_int_at_least("memory_size", memory_size, 2),
-        checks.as_number(checks.check_positive("radius", radius)),
-    )
+    memory_size = checks.check_int_at_least("memory_size", memory_size, 2)
+    radius = checks.as_number(checks.check_positive("radius", radius))
+    common = distribution, num_directions, smoothing
+    return LinearInterpolation(*common, memory_size, radius)
 
 
 def _rows_of_points(size: int, before: int, smoothing: float) -> np.ndarray:

@@ -8,22 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax import distributions, estimators
 from radazo_jax._src import checks
-from radazo_jax._src.base import (
-    Draw,
-    Estimate,
-    GradientEstimator,
-    Points,
-    Values,
-    sample_points,
-)
+from radazo_jax._src.contrib import _memory
 from radazo_jax._src.contrib._memory import updated_if_usable
-from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.dense import gaussian
-from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.estimators.differences import checked_differences, mean_of_finite
-from radazo_jax._src.trees import wide_zeros
 
 
 class MomentumPerturbationState(NamedTuple):
@@ -38,13 +26,11 @@ class MomentumPerturbationState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class MomentumPerturbation(GradientEstimator):
+class MomentumPerturbation(estimators.AlongDirections):
     """See `momentum_perturbation`."""
 
     _constructor = "momentum_perturbation"
 
-    distribution: Distribution
-    smoothing: float
     b1: float
     uncertainty: float
 
@@ -59,24 +45,31 @@ class MomentumPerturbation(GradientEstimator):
         return math.sqrt(self._variance * self.distribution.factor(dimension))
 
     def init(self, params: optax.Params) -> MomentumPerturbationState:
-        return MomentumPerturbationState(wide_zeros(params))
+        return MomentumPerturbationState(_memory.wide_zeros(params))
 
     def points(
-        self, draw: Draw, params: optax.Params, state: MomentumPerturbationState
-    ) -> tuple[Points, Any]:
-        far = self.smoothing * self._deviation(layout_of(params).dimension)
-        points = sample_points(self.distribution, draw, 1, [far, -far], params)
+        self,
+        draw: estimators.Draw,
+        params: optax.Params,
+        state: MomentumPerturbationState,
+    ) -> tuple[estimators.Points, Any]:
+        far = self.smoothing * self._deviation(
+            sum(p.size for p in jax.tree.leaves(params))
+        )
+        points = estimators.sample_points(
+            self.distribution, draw, 1, [far, -far], params
+        )
         shift = (1 - self.b1) * self.smoothing
         shifts = jnp.array([[shift, -shift]], jnp.float32)
         return points.with_shift(state.history, shifts), state
 
     def reduce(
         self,
-        points: Points,
-        values: Values,
+        points: estimators.Points,
+        values: estimators.Values,
         params: optax.Params,
         state: MomentumPerturbationState,
-    ) -> tuple[Estimate, MomentumPerturbationState]:
+    ) -> tuple[estimators.Estimate, MomentumPerturbationState]:
         moved = values.along
         slope = (moved[0, 0] - moved[0, 1]) / (2 * self.smoothing)
         used = jnp.isfinite(slope)
@@ -85,22 +78,24 @@ class MomentumPerturbation(GradientEstimator):
         new = points.combine(coefficient).materialize(state.history)
         m = jax.tree.map(lambda u, h: u + (1 - self.b1) * h, new, state.history)
         history = jax.tree.map(lambda m: jnp.where(slope < 0, -m, m), m)
-        estimate = Estimate(
-            mean_of_finite(moved),
+        estimate = estimators.Estimate(
+            _memory.mean_of_finite(moved),
             slope=slope**2,
             num_values=jnp.where(used, 2, 0).astype(jnp.int32),
-            gradient=LinearCombination(None, None, points.layout).plus(slope, m),
+            gradient=estimators.LinearCombination(None, None, points.layout).plus(
+                slope, m
+            ),
         )
         after = MomentumPerturbationState(history)
         return estimate, updated_if_usable(estimate, state, after)
 
 
 def momentum_perturbation(
-    distribution: Distribution = gaussian(),
+    distribution: distributions.Distribution = distributions.gaussian(),
     smoothing: float = 1e-3,
     b1: float = 0.5,
     uncertainty: float = 0.5,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """The perturbation of ZO-AdaMU: with a momentum, of 2 evaluations.
 
         ż ~ N(0, α),  z̈ ~ N(h, 1 − α),  m = β₁ ż + (1 − β₁) z̈
@@ -152,13 +147,12 @@ def momentum_perturbation(
       Uncertainty in Zeroth-Order Optimization, AAAI 2024, algorithm 1,
       <https://arxiv.org/abs/2312.15184>.
     """
-    distribution, _, smoothing = checked_differences(distribution, 1, smoothing)
     b1 = checks.as_number(checks.check_positive("b1", b1))
     if b1 > 1:
         raise ValueError(f"b1 must be a number in (0, 1]; got {b1!r}.")
     checks.check_unit_interval("uncertainty", uncertainty)
     uncertainty = checks.as_number(uncertainty)
-    estimator = MomentumPerturbation(distribution, smoothing, b1, uncertainty)
+    estimator = MomentumPerturbation(distribution, 1, smoothing, b1, uncertainty)
     if not estimator._variance:
         raise ValueError(
             f"uncertainty must be positive where b1 is 1; got {uncertainty!r}, which "

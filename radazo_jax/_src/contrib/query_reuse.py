@@ -7,19 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax import distributions, estimators
 from radazo_jax._src import checks
-from radazo_jax._src.base import Estimate, GradientEstimator, Points, Values
 from radazo_jax._src.contrib import _memory
 from radazo_jax._src.contrib._memory import QueryBuffer, updated_if_usable
-from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.dense import sphere
-from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import (
-    AlongDirections,
-    checked_differences,
-    mean_of_finite,
-)
-from radazo_jax._src.trees import widest
 
 
 class QueryReuseState(NamedTuple):
@@ -37,7 +28,7 @@ class QueryReuseState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class QueryReuse(AlongDirections):
+class QueryReuse(estimators.AlongDirections):
     """See `query_reuse`."""
 
     _constructor = "query_reuse"
@@ -46,45 +37,45 @@ class QueryReuse(AlongDirections):
 
     def init(self, params: optax.Params) -> QueryReuseState:
         size = self.num_directions * self.memory_size
-        values = jnp.full(size, jnp.nan, widest(params))
+        values = jnp.full(size, jnp.nan, _memory.widest(params))
         return QueryReuseState(_memory.empty(size), values)
 
     def reduce(
         self,
-        points: Points,
-        values: Values,
+        points: estimators.Points,
+        values: estimators.Values,
         params: optax.Params,
         state: QueryReuseState,
-    ) -> tuple[Estimate, QueryReuseState]:
+    ) -> tuple[estimators.Estimate, QueryReuseState]:
         moved = values.along[:, 0]
         queries = state.buffer.followed_by(points)
         stored = _memory.followed_by(state.values, moved.astype(state.values.dtype))
         ys = stored.astype(moved.dtype)
         used = jnp.isfinite(ys)
         count = jnp.sum(used).astype(ys.dtype)
-        slopes = jnp.where(used, ys - mean_of_finite(ys), 0) / self.smoothing
-        weight = jnp.asarray(
-            self.distribution.factor(points.layout.dimension), ys.dtype
-        ) / jnp.maximum(count - 1, 1)
+        slopes = jnp.where(used, ys - _memory.mean_of_finite(ys), 0) / self.smoothing
+        weight = jnp.asarray(points.factor, ys.dtype) / jnp.maximum(count - 1, 1)
         new = jnp.sum(jnp.isfinite(moved), dtype=jnp.int32)
         weight = jnp.where(new > 0, weight, jnp.nan)
         directions = queries.directions(self.distribution)
-        estimate = Estimate(
-            mean_of_finite(moved),
+        estimate = estimators.Estimate(
+            _memory.mean_of_finite(moved),
             slope=weight * jnp.sum(slopes**2),
             num_values=new,
-            gradient=LinearCombination(weight * slopes, directions, points.layout),
+            gradient=estimators.LinearCombination(
+                weight * slopes, directions, points.layout
+            ),
         )
         after = QueryReuseState(queries, stored)
         return estimate, updated_if_usable(estimate, state, after)
 
 
 def query_reuse(
-    distribution: Distribution = sphere(),
+    distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-2,
     memory_size: int = 6,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """ZoAR: averages over the queries of the latest steps, of K evaluations.
 
         ∇̂f(θ_t) = c/(n−1) Σᵢ (yᵢ − ȳ) / μ · uᵢ,  yᵢ = f(θ_τ + μ uᵢ),  ȳ = 1/n Σᵢ yᵢ
@@ -136,7 +127,5 @@ def query_reuse(
       2025, <https://arxiv.org/abs/2506.14460>. By n − 1, and not by n, because the
       baseline is of the same values.
     """
-    return QueryReuse(
-        *checked_differences(distribution, num_directions, smoothing),
-        checks.check_int_at_least("memory_size", memory_size, 2),
-    )
+    memory_size = checks.check_int_at_least("memory_size", memory_size, 2)
+    return QueryReuse(distribution, num_directions, smoothing, memory_size)

@@ -6,17 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src.base import Estimate, GradientEstimator, Points, Values
-from radazo_jax._src.directions.dense import sphere
-from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import (
-    AlongDirections,
-    Differences,
-    checked_differences,
-    from_differences,
-    mean_of_finite,
-)
-from radazo_jax._src.trees import widest
+from radazo_jax import distributions, estimators
+from radazo_jax._src.contrib import _memory
 
 
 class ResidualFeedbackState(NamedTuple):
@@ -30,37 +21,37 @@ class ResidualFeedbackState(NamedTuple):
     value: jax.Array
 
 
-class ResidualFeedback(AlongDirections):
+class ResidualFeedback(estimators.AlongDirections):
     """See `residual_feedback`."""
 
     _constructor = "residual_feedback"
 
     def init(self, params: optax.Params) -> ResidualFeedbackState:
-        none = jnp.full((), jnp.nan, widest(params))
+        none = jnp.full((), jnp.nan, _memory.widest(params))
         return ResidualFeedbackState(none)
 
     def reduce(
         self,
-        points: Points,
-        values: Values,
+        points: estimators.Points,
+        values: estimators.Values,
         params: optax.Params,
         state: ResidualFeedbackState,
-    ) -> tuple[Estimate, ResidualFeedbackState]:
+    ) -> tuple[estimators.Estimate, ResidualFeedbackState]:
         moved = values.along[:, 0]
-        value = mean_of_finite(moved)
+        value = _memory.mean_of_finite(moved)
         before = state.value.astype(value.dtype)
         before = jnp.where(jnp.isnan(before), value, before)
-        found = Differences(value, moved - before)
-        estimate = from_differences(found, self.smoothing, points)
+        found = estimators.Differences(value, moved - before)
+        estimate = found.estimate(self.smoothing, points)
         kept = jnp.where(jnp.isnan(value), before, value).astype(state.value.dtype)
         return estimate, ResidualFeedbackState(kept)
 
 
 def residual_feedback(
-    distribution: Distribution = sphere(),
+    distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 1,
     smoothing: float = 5e-2,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """The one-point estimator with residual feedback, of K evaluations.
 
         ∇̂f(θ_t) = c/K Σₖ (f(θ_t + μ u_tk) − b_{t−1}) / μ · u_tk
@@ -107,6 +98,4 @@ def residual_feedback(
       Zhang et al., A New One-Point Residual-Feedback Oracle for Black-Box Learning and
       Control, Automatica 2022, <https://arxiv.org/abs/2006.10820>.
     """
-    return ResidualFeedback(
-        *checked_differences(distribution, num_directions, smoothing)
-    )
+    return ResidualFeedback(distribution, num_directions, smoothing)

@@ -7,26 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax import distributions, estimators
 from radazo_jax._src import checks
-from radazo_jax._src.base import (
-    Draw,
-    Estimate,
-    GradientEstimator,
-    Points,
-    Values,
-    shifted_points,
-)
+from radazo_jax._src.contrib import _memory
 from radazo_jax._src.contrib._memory import updated_if_usable
-from radazo_jax._src.contrib._products import inner
-from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.dense import sphere
-from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import (
-    AlongDirections,
-    checked_differences,
-    differences,
-)
-from radazo_jax._src.trees import wide, wide_zeros
 
 
 class VarianceReducedState(NamedTuple):
@@ -46,7 +30,7 @@ class VarianceReducedState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class VarianceReduced(AlongDirections):
+class VarianceReduced(estimators.AlongDirections):
     """See `variance_reduced`."""
 
     _constructor = "variance_reduced"
@@ -57,15 +41,17 @@ class VarianceReduced(AlongDirections):
     def init(self, params: optax.Params) -> VarianceReducedState:
         return VarianceReducedState(
             jax.tree.map(jnp.zeros_like, params),
-            wide_zeros(params),
+            _memory.wide_zeros(params),
             jnp.zeros((), jnp.int32),
         )
 
     def points(
-        self, draw: Draw, params: optax.Params, state: VarianceReducedState
-    ) -> tuple[Points, Any]:
+        self, draw: estimators.Draw, params: optax.Params, state: VarianceReducedState
+    ) -> tuple[estimators.Points, Any]:
         away = jax.tree.map(
-            lambda a, p: wide(a) - wide(p), _anchor_of(params, state), params
+            lambda a, p: _memory.wide(a) - _memory.wide(p),
+            _anchor_of(params, state),
+            params,
         )
         at_anchor = state.count < self.anchor_steps
         size = self.num_directions
@@ -77,24 +63,26 @@ class VarianceReduced(AlongDirections):
             [*([self.smoothing] * size), *([back] * size), 0.0], jnp.float32
         )
         shifts = jnp.array([*([there] * size), *([1.0] * (size + 1))], jnp.float32)
-        points = shifted_points(
+        points = estimators.shifted_points(
             self.distribution, draw, size, which, scales, away, shifts, params
         )
         return points, state
 
     def reduce(
         self,
-        points: Points,
-        values: Values,
+        points: estimators.Points,
+        values: estimators.Values,
         params: optax.Params,
         state: VarianceReducedState,
-    ) -> tuple[Estimate, VarianceReducedState]:
+    ) -> tuple[estimators.Estimate, VarianceReducedState]:
         size = self.num_directions
         base, moved = values
         first, second = moved[:size, 0], moved[size:-1, 0]
         at_anchor = state.count < self.anchor_steps
-        here = differences(Values(base, first[:, None]))
-        there = differences(Values(moved[-1, 0], second[:, None]))
+        here = estimators.Differences.of(estimators.Values(base, first[:, None]))
+        there = estimators.Differences.of(
+            estimators.Values(moved[-1, 0], second[:, None])
+        )
         slopes = jnp.where(
             at_anchor,
             (first - second) / (2 * self.smoothing),
@@ -119,13 +107,13 @@ class VarianceReduced(AlongDirections):
             new,
             state.gradient,
         )
-        dots = inner(along.directions, points.layout, state.gradient)
+        dots = along.inner_products(state.gradient)
         seen = part_new * (slopes - behind) + part_old * dots.astype(slopes.dtype)
-        estimate = Estimate(
+        estimate = estimators.Estimate(
             here.value,
             slope=weight * jnp.sum(slopes * seen),
             num_values=jnp.where(used > 0, 2 * used + num_bases, 0),
-            gradient=LinearCombination.of_tree(total, points.layout),
+            gradient=points.of_tree(total),
         )
         following = VarianceReducedState(
             _anchor_of(params, state),
@@ -136,12 +124,12 @@ class VarianceReduced(AlongDirections):
 
 
 def variance_reduced(
-    distribution: Distribution = sphere(),
+    distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 10,
     smoothing: float = 5e-3,
     period: int = 50,
     anchor_steps: int = 5,
-) -> GradientEstimator:
+) -> estimators.GradientEstimator:
     """ZO-SVRG: differences to the estimate at an anchor, of 2K + 2 evaluations.
 
     Every `period` steps the anchor θ̃ is set to θ. Its gradient g̃ is the mean of the
@@ -195,14 +183,15 @@ def variance_reduced(
       Liu et al., Zeroth-Order Stochastic Variance Reduction for Nonconvex Optimization,
       NeurIPS 2018, algorithm 2, <https://arxiv.org/abs/1805.10367>.
     """
-    common = checked_differences(distribution, num_directions, smoothing)
     period = checks.check_int_at_least("period", period, 2)
     anchor_steps = checks.check_int_at_least("anchor_steps", anchor_steps, 1)
     if anchor_steps >= period:
         raise ValueError(
             f"anchor_steps must be fewer than period, {period}; got {anchor_steps}."
         )
-    return VarianceReduced(*common, period, anchor_steps)
+    return VarianceReduced(
+        distribution, num_directions, smoothing, period, anchor_steps
+    )
 
 
 def _anchor_of(params: optax.Params, state: VarianceReducedState) -> optax.Params:

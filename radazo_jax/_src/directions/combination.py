@@ -12,7 +12,7 @@ import optax
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.distribution import Direction
 from radazo_jax._src.directions.layout import Layout
-from radazo_jax._src.trees import STATIC, wide
+from radazo_jax._src.trees import STATIC, widest
 
 
 @jax.tree_util.register_dataclass
@@ -72,10 +72,12 @@ class LinearCombination:
           params: θ, whose shapes, dtypes and shardings the result has.
 
         Returns:
-          A tree like `params`. Sums are taken in float32, or wider if a tree is.
+          A tree like `params`. Sums are taken in float32, or in float64 if the
+          parameters or a tree are.
         """
         terms = [
-            jax.tree.map(partial(_times, weight), tree) for weight, tree in self.trees
+            jax.tree.map(partial(_times, weight), tree, params)
+            for weight, tree in self.trees
         ]
         if self.coefficients is not None and self.directions is not None:
             like = terms[0] if terms else params
@@ -88,6 +90,6 @@ class LinearCombination:
         )
 
 
-def _times(weight: jax.Array, x: jax.Array) -> jax.Array:
-    x = wide(x)
-    return weight.astype(x.dtype) * x
+def _times(weight: jax.Array, x: jax.Array, like: jax.Array) -> jax.Array:
+    dtype = widest((x, like))
+    return weight.astype(dtype) * x.astype(dtype)

@@ -31,7 +31,6 @@ class Sphere(UnitNorm, Normals):
 
     _constructor = "sphere"
     normalized = True
-    _bounded = True  # By 6.8, because a radius has 33 bits.
 
 
 def sphere() -> Distribution:

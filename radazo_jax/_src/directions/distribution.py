@@ -9,9 +9,8 @@ coordinates are cut into leaves, and no two leaves share their numbers.
 import abc
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +26,10 @@ from radazo_jax._src.directions.elements import (
     LazyElements,
     draw,
 )
-from radazo_jax._src.directions.layout import Layout, Leaf, layout_of
+from radazo_jax._src.directions.layout import Layout, Leaf, Part, layout_of
+from radazo_jax._src.directions.packing import GROUP, Packing
 from radazo_jax._src.numbers import counter, keys
-from radazo_jax._src.numbers.counter import Counter, Positions
+from radazo_jax._src.numbers.counter import Positions
 from radazo_jax._src.trees import STATIC
 
 # The smallest arrays, with at most this many numbers together, are drawn as one: each
@@ -107,14 +107,6 @@ class Distribution(Configuration, abc.ABC):
     sequential: ClassVar[bool] = False
     normalized: ClassVar[bool] = False
 
-    # The backend, "gpu" or "cpu", on which elements are cheaper together than one by
-    # one, because neighbors share words of random bits. On a CPU, what is drawn
-    # together is stored, so elements that a program reads are drawn one by one.
-    _together: ClassVar[str | None] = None
-
-    # Whether all elements are known to fit into the exact norm.
-    _bounded: ClassVar[bool] = False
-
     @abc.abstractmethod
     def factor(self, dimension: int) -> float:
         """The c of E[u uᵀ] = I / c, by which estimators multiply.
@@ -173,73 +165,24 @@ class Distribution(Configuration, abc.ABC):
         del params
         return layout
 
-    # The elements of a leaf, computed one by one and stored as they are. Built-in
-    # distributions know of cheaper ways.
+    def _packing(self, dimension: int) -> Packing | None:
+        """How neighbors are drawn together; `None` if each number is drawn alone."""
+        del dimension
+        return None
 
-    def _lazy(
-        self, key: jax.Array, number: jax.Array, leaf: Leaf, dimension: int
-    ) -> Elements:
-        """The elements of a leaf, unstored."""
-        indices = tuple(counter.block(leaf.shape))
-        order = tuple(range(len(leaf.shape)))
-        return LazyElements(key, number, indices, self, leaf, dimension, order)
+    def _parts(self, leaf: Leaf) -> list[Part]:
+        """The arrays of random numbers from which the elements of a leaf are made."""
+        return [Part(leaf.shape, leaf.offset)]
 
-    def _block(
-        self,
-        key: jax.Array,
-        number: jax.Array,
-        leaf: Leaf,
-        dimension: int,
-        indices: Sequence[jax.Array],
-    ) -> Elements:
-        """The elements of a block of a leaf, neighbors in row-major order.
+    def _joined(self, leaf: Leaf, parts: Sequence[Elements]) -> Elements:
+        """The elements of a leaf from these arrays, which may be stacked."""
+        del leaf
+        return parts[0]
 
-        `indices` are made by `counter.block`.
-        """
-        return LazyElements(key, number, tuple(indices), self, leaf, dimension)
-
-    def _store(
-        self,
-        keys: jax.Array,
-        numbers: jax.Array,
-        leaves: tuple[Leaf, ...],
-        dimension: int,
-    ) -> tuple[Elements, ...]:
-        """The elements of some leaves of K directions, stacked, each number drawn once.
-
-        Args:
-          keys: The keys of the directions, [K].
-          numbers: The numbers of the directions, uint32, [K].
-          leaves: The leaves.
-          dimension: d, the number of coordinates of all leaves of the layout.
-        """
-        parts = [Part(leaf.shape, leaf.offset) for leaf in leaves]
-
-        def draw_at(key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
-            return draw(self, key, number, at)
-
-        drawn = drawn_once(draw_at, keys, numbers, parts, dimension)
-        return tuple(map(DenseElements, drawn))
-
-    def _neighbors(
-        self,
-        key: jax.Array,
-        number: jax.Array,
-        first: Counter,
-        size: int,
-        dimension: int,
-    ) -> jax.Array:
-        """The elements of `size` neighbors from a position on, [size].
-
-        The first position is a multiple of 32.
-        """
-        after = counter.low(jnp.arange(size, dtype=jnp.uint32))
-        at = Positions(*counter.add(first, after), dimension)
-        return draw(self, key, number, at)
-
-    def _size(self, leaf: Leaf) -> int:
-        """The number of random numbers from which the elements of a leaf are made."""
-        return leaf.size
+    def _most_together(self, num_directions: int) -> int:
+        """The number of numbers of a direction that are stored as one array."""
+        del num_directions
+        return MAX_TOGETHER
 
 
 class UnitNorm(Distribution):
@@ -262,30 +205,118 @@ def sample(
     return Direction(key, number, scale, distribution)
 
 
-def lazy(direction: Direction, leaf: Leaf, dimension: int) -> Elements:
-    """The elements of a leaf before they are scaled, unstored."""
+def lazy(
+    direction: Direction,
+    leaf: Leaf,
+    dimension: int,
+    indices: Sequence[jax.Array] | None = None,
+    stored: bool = False,
+) -> Elements:
+    """The elements of a leaf before they are scaled, to be drawn when they are read.
+
+    Args:
+      direction: The direction.
+      leaf: The leaf.
+      dimension: d, the number of coordinates of all leaves of the layout.
+      indices: The elements of a block whose elements are neighbors in row-major order,
+        as `counter.block` makes them; `None` for all.
+      stored: Whether what neighbors are drawn from may be stored.
+    """
     distribution = direction.distribution
-    return distribution._lazy(direction.key, direction.number, leaf, dimension)
+    if indices is None:
+        indices = counter.block(leaf.shape)
+    parts = distribution._parts(leaf)
+    # The rows of a block are not neighbors in a factor.
+    order = tuple(range(len(leaf.shape))) if len(parts) == 1 else None
+    key, number = direction.key, direction.number
+    drawn = [
+        LazyElements(
+            key,
+            number,
+            part.indices(indices),
+            distribution,
+            part,
+            dimension,
+            order,
+            stored,
+        )
+        for part in parts
+    ]
+    return distribution._joined(leaf, drawn)
 
 
 def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
-    """All elements of a leaf before they are scaled, computed together: float32."""
-    distribution = direction.distribution
+    """All elements of a leaf before they are scaled: float32."""
 
     def element_by_element(direction: Direction) -> jax.Array:
         return lazy(direction, leaf, dimension).values()
 
-    if distribution._together is None:
-        return element_by_element(direction)
-
     def together(direction: Direction) -> jax.Array:
         key, number = direction.key[None], direction.number[None]
-        [stored] = distribution._store(key, number, (leaf,), dimension)
-        values: jax.Array = jax.tree.map(lambda x: x[0], stored).values()
+        [held] = stored(direction.distribution, key, number, (leaf,), dimension)
+        values: jax.Array = jax.tree.map(lambda x: x[0], held).values()
         return values
 
-    # XLA's CPU backend would compute each word for each of its elements.
+    if direction.distribution._packing(dimension) is None:
+        return element_by_element(direction)
+    # XLA's CPU backend would draw neighbors for each of them.
     return lax.platform_dependent(direction, cpu=together, default=element_by_element)
+
+
+def stored(
+    distribution: Distribution,
+    keys: jax.Array,
+    numbers: jax.Array,
+    leaves: Sequence[Leaf],
+    dimension: int,
+) -> tuple[Elements, ...]:
+    """The elements of some leaves of K directions, stacked, each number drawn once.
+
+    Args:
+      distribution: The distribution of the directions.
+      keys: Their keys, [K].
+      numbers: Their numbers, uint32, [K].
+      leaves: The leaves.
+      dimension: d, the number of coordinates of all leaves of the layout.
+    """
+    parts = [distribution._parts(leaf) for leaf in leaves]
+    every = [part for some in parts for part in some]
+    packing = distribution._packing(dimension)
+    most = distribution._most_together(len(keys))
+
+    def one_by_one() -> list[Elements]:
+        draw_at = functools.partial(draw, distribution)
+        drawn = _drawn_once(draw_at, keys, numbers, every, dimension, most)
+        return list(map(DenseElements, drawn))
+
+    def in_units(packing: Packing) -> list[Elements]:
+        def unpack(units: list[jax.Array]) -> list[Elements]:
+            return [
+                packing.unpack(of_part, part.offset % GROUP, part.shape)
+                for of_part, part in zip(units, every, strict=True)
+            ]
+
+        covers, most_units = list(map(packing.units, every)), most // packing.width
+        units = _drawn_once(packing.draw, keys, numbers, covers, dimension, most_units)
+        if packing.width == 1 and all(packing.keeps(x.offset % GROUP) for x in every):
+            return unpack(units)
+        return xla.compute_once(unpack, units)
+
+    if packing is None:
+        drawn = iter(one_by_one())
+    else:
+        size = len(keys) * sum(part.size for part in every)
+        choose = packing.choose(size, True)
+        drawn = iter(choose(functools.partial(in_units, packing), one_by_one))
+    return tuple(
+        distribution._joined(leaf, [next(drawn) for _ in some])
+        for leaf, some in zip(leaves, parts, strict=True)
+    )
+
+
+def num_random(distribution: Distribution, leaf: Leaf) -> int:
+    """The number of random numbers from which the elements of a leaf are made."""
+    return sum(part.size for part in distribution._parts(leaf))
 
 
 # Compiled as a whole outside of `jit`, and a part of the program under `jit`.
@@ -300,35 +331,13 @@ def elements(direction: Direction, layout: Layout) -> list[jax.Array]:
     ]
 
 
-class Part(NamedTuple):
-    """An array of random numbers.
-
-    Attributes:
-      shape: Its shape.
-      offset: The position of its first number.
-    """
-
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    def positions(
-        self, dimension: int, indices: Sequence[jax.Array] | None = None
-    ) -> Positions:
-        """The positions of its numbers, or of the numbers at some indices."""
-        return counter.positions(self.shape, indices, self.offset, dimension)
-
-
-def drawn_once(
+def _drawn_once(
     draw_at: Callable[[jax.Array, jax.Array, Positions], jax.Array],
     keys: jax.Array,
     numbers: jax.Array,
     parts: Sequence[Part],
     dimension: int,
-    max_together: int = MAX_TOGETHER,
+    max_together: int,
 ) -> list[jax.Array]:
     """Draws and stores the numbers of K directions at the positions of some arrays.
 

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 import string
+from collections.abc import Sequence
 from typing import Any, Protocol, Self
 
 import jax
@@ -19,7 +20,8 @@ import numpy as np
 from jax import lax
 
 from radazo_jax._src import xla
-from radazo_jax._src.directions.layout import Leaf
+from radazo_jax._src.directions.layout import Part
+from radazo_jax._src.directions.packing import GROUP, Packing
 from radazo_jax._src.numbers import counter
 from radazo_jax._src.numbers.counter import Positions
 from radazo_jax._src.trees import STATIC
@@ -65,21 +67,23 @@ class LazyElements(_Elementwise):
     Attributes:
       key: The key of the direction.
       number: Its number.
-      indices: The elements asked for, one uint32 array per axis of the leaf.
+      indices: The elements asked for, one uint32 array per axis of the part.
       distribution: The distribution that draws them.
-      leaf: The leaf.
+      part: The leaf, or another array of random numbers.
       dimension: d, how many coordinates all leaves have.
-      order: The axes of the elements from the outermost in the leaf to the innermost;
-        `None` unless the elements are neighbors in the leaf.
+      order: The axes of the elements from the outermost in the part to the innermost;
+        `None` unless the elements are neighbors in the part.
+      stored: Whether what neighbors are drawn from may be stored.
     """
 
     key: jax.Array
     number: jax.Array
     indices: Marks
     distribution: Any = dataclasses.field(metadata=STATIC)
-    leaf: Leaf = dataclasses.field(metadata=STATIC)
+    part: Part = dataclasses.field(metadata=STATIC)
     dimension: int = dataclasses.field(metadata=STATIC)
     order: tuple[int, ...] | None = dataclasses.field(default=None, metadata=STATIC)
+    stored: bool = dataclasses.field(default=False, metadata=STATIC)
 
     @property
     def marks(self) -> Marks:
@@ -91,24 +95,52 @@ class LazyElements(_Elementwise):
         return dataclasses.replace(self, indices=marks, order=order)
 
     def values(self) -> jax.Array:
-        on_gpu = self.distribution._together == "gpu"
-        if self.order is None or not on_gpu or self.leaf.size == 0:
+        packing: Packing | None = self.distribution._packing(self.dimension)
+        size = math.prod(jnp.broadcast_shapes(*(i.shape for i in self.indices)))
+        if packing is None or self.order is None or size == 0:
             return self._one_by_one()
-
-        # A TPU would copy what is made of words into another order.
-        return xla.on_one_gpu(self._from_words, self._one_by_one)
+        units = functools.partial(self._from_units, packing)
+        values: jax.Array = packing.choose(size, self.stored)(units, self._one_by_one)
+        return values
 
     def _one_by_one(self) -> jax.Array:
-        leaf = self.leaf
-        at = counter.positions(leaf.shape, self.indices, leaf.offset, self.dimension)
+        at = self.part.positions(self.dimension, self.indices)
         return draw(self.distribution, self.key, self.number, at)
 
-    def _from_words(self) -> jax.Array:
+    def _from_units(self, packing: Packing) -> jax.Array:
         assert self.order is not None
-        distribution, leaf, d = self.distribution, self.leaf, self.dimension
         indices = [index.transpose(self.order) for index in self.indices]
-        elements = distribution._block(self.key, self.number, leaf, d, indices)
+        shape = jnp.broadcast_shapes(*(index.shape for index in indices))
+        start = self._start_in_group(indices)
+        count = packing.num_units(start, math.prod(shape))
+
+        def drawn(first: Positions, key: jax.Array, number: jax.Array) -> jax.Array:
+            after = counter.low(jnp.arange(count, dtype=jnp.uint32))
+            at = counter.add(packing.first(first), after)
+            return packing.draw(key, number, Positions(*at, self.dimension))
+
+        def unpacked(first: Positions, units: jax.Array) -> Elements:
+            within = first.lo % np.uint32(GROUP) if start is None else start
+            return packing.unpack(units, within, shape)
+
+        def both(first: Positions, key: jax.Array, number: jax.Array) -> Elements:
+            return unpacked(first, drawn(first, key, number))
+
+        first = self.part.positions(self.dimension, [i.reshape(-1)[0] for i in indices])
+        args = first, self.key, self.number
+        if packing.keeps(start):
+            elements = unpacked(first, xla.compute_once(drawn, *args))
+        else:
+            elements = xla.compute_once(both, *args)
         return elements.values().transpose(np.argsort(self.order))
+
+    def _start_in_group(self, indices: Sequence[jax.Array]) -> int | None:
+        """How far into a group the first element lies; `None` if it is not known."""
+        shape = self.part.shape
+        cut = [i for i, n in enumerate(shape) if indices[i].size < n]
+        strides = [math.prod(shape[axis + 1 :]) for axis in cut]
+        known = all(stride % GROUP == 0 for stride in strides)
+        return self.part.offset % GROUP if known else None
 
 
 def draw(

@@ -8,7 +8,47 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax._src.numbers import counter
+from radazo_jax._src.numbers.counter import Positions
 from radazo_jax._src.xla import on_any_mesh, specs_of
+
+
+class Part(NamedTuple):
+    """An array of random numbers.
+
+    Attributes:
+      shape: Its shape.
+      offset: The position of its first number.
+    """
+
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def positions(
+        self, dimension: int, indices: Sequence[jax.Array] | None = None
+    ) -> Positions:
+        """The positions of its numbers, or of the numbers at some indices."""
+        return counter.positions(self.shape, indices, self.offset, dimension)
+
+    def indices(self, of_leaf: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """The indices in this array of some elements of a leaf.
+
+        A factor has an additional axis, the rank. Along an axis of size 1, it has the
+        index 0 for all elements.
+        """
+        if len(self.shape) == len(of_leaf):
+            return tuple(of_leaf)
+        *sizes, rank = self.shape
+        ones = (1,) * len(self.shape)
+        along = [
+            jnp.zeros(ones, jnp.uint32) if size == 1 else index[..., None]
+            for size, index in zip(sizes, of_leaf, strict=True)
+        ]
+        return (*along, counter.block((*ones[1:], rank))[-1])
 
 
 class MatrixAxes(NamedTuple):

@@ -6,16 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.directions.distribution import Distribution, Part
-from radazo_jax._src.directions.elements import DenseElements, Elements, LowRankFactors
-from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes
-from radazo_jax._src.directions.normals import drawn_normals
-from radazo_jax._src.numbers import counter, generator
-from radazo_jax._src.numbers.counter import Positions
+from radazo_jax._src.directions.distribution import Distribution
+from radazo_jax._src.directions.elements import Elements, LowRankFactors
+from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes, Part
+from radazo_jax._src.directions.normals import Normals
 
 # Factors are drawn as one array of at most so many numbers of all directions (32 MiB):
 # each draw takes 50 ms to compile on a CPU, but the array is held while it is split.
@@ -24,7 +21,7 @@ _MAX_TOGETHER, _MANY, _MAX_SPLIT = 2**23, 2**8, 2**18
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class LowRank(Distribution):
+class LowRank(Normals):
     """See `low_rank`."""
 
     _constructor = "low_rank"
@@ -39,10 +36,6 @@ class LowRank(Distribution):
     def factor(self, dimension: int) -> float:
         del dimension
         return 1.0
-
-    def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
-        del number
-        return generator.fast_normal(key, at)
 
     def _annotate(self, layout: Layout, params: optax.Params) -> Layout:
         leaves = [(leaf.path, leaf.shape) for leaf in layout.leaves]
@@ -68,91 +61,28 @@ class LowRank(Distribution):
 
     # Matrices are stored as two factors, which are never computed one by one.
 
-    def _lazy(
-        self,
-        key: jax.Array,
-        number: jax.Array,
-        leaf: Leaf,
-        dimension: int,
-    ) -> Elements:
-        indices = counter.block(leaf.shape)
-        return self._block(key, number, leaf, dimension, indices)
+    def _parts(self, leaf: Leaf) -> list[Part]:
+        # Each leaf has the room of two factors.
+        first, axes = 2 * self.rank * leaf.offset, self.axes(leaf)
+        if axes is None:
+            return [Part(leaf.shape, first)]
 
-    def _block(
-        self,
-        key: jax.Array,
-        number: jax.Array,
-        leaf: Leaf,
-        dimension: int,
-        indices: Sequence[jax.Array],
-    ) -> Elements:
-        if self.axes(leaf) is None:
-            moved = leaf._replace(offset=_room(self, leaf))
-            return super()._block(key, number, moved, dimension, indices)
-        a, b = (
-            generator.fast_normal(
-                key, part.positions(dimension, _of_factor(part, indices))
-            )
-            for part in _parts(self, leaf)
-        )
-        return _factors(self, a, b)
+        def without(dropped: Sequence[int]) -> tuple[int, ...]:
+            kept = (1 if i in dropped else n for i, n in enumerate(leaf.shape))
+            return (*kept, self.rank)
 
-    def _store(
-        self,
-        keys: jax.Array,
-        numbers: jax.Array,
-        leaves: tuple[Leaf, ...],
-        dimension: int,
-    ) -> tuple[Elements, ...]:
-        parts = [part for leaf in leaves for part in _parts(self, leaf)]
-        together = (_MAX_TOGETHER if len(keys) < _MANY else _MAX_SPLIT) // len(keys)
-        drawn = iter(drawn_normals(keys, numbers, parts, dimension, together))
-        return tuple(
-            DenseElements(next(drawn))
-            if self.axes(leaf) is None
-            else _factors(self, next(drawn), next(drawn))
-            for leaf in leaves
-        )
+        a = Part(without(axes.columns), first)
+        return [a, Part(without(axes.rows), first + a.size)]
 
-    def _size(self, leaf: Leaf) -> int:
-        return sum(part.size for part in _parts(self, leaf))
+    def _joined(self, leaf: Leaf, parts: Sequence[Elements]) -> Elements:
+        if len(parts) == 1:
+            return parts[0]
+        a, b = (part.values() for part in parts)
+        return LowRankFactors(a / math.sqrt(self.rank), b)
 
-
-def _factors(distribution: LowRank, a: jax.Array, b: jax.Array) -> LowRankFactors:
-    return LowRankFactors(a / math.sqrt(distribution.rank), b)
-
-
-def _room(distribution: LowRank, leaf: Leaf) -> int:
-    """The position of the first number of a leaf: each has the room of two factors."""
-    return 2 * distribution.rank * leaf.offset
-
-
-def _parts(distribution: LowRank, leaf: Leaf) -> list[Part]:
-    """The elements of a leaf, or its two factors."""
-    first, axes = _room(distribution, leaf), distribution.axes(leaf)
-    if axes is None:
-        return [Part(leaf.shape, first)]
-
-    def without(dropped: Sequence[int]) -> tuple[int, ...]:
-        kept = (1 if i in dropped else n for i, n in enumerate(leaf.shape))
-        return (*kept, distribution.rank)
-
-    a = Part(without(axes.columns), first)
-    return [a, Part(without(axes.rows), first + a.size)]
-
-
-def _of_factor(factor: Part, indices: Sequence[jax.Array]) -> list[jax.Array]:
-    """The indices of a block in a factor, which has an additional axis, the rank.
-
-    Along an axis of size 1, a factor has the index 0 for all of the block.
-    """
-    *sizes, rank = factor.shape
-    ones = (1,) * len(factor.shape)
-    along = [
-        jnp.zeros(ones, jnp.uint32) if size == 1 else index[..., None]
-        for size, index in zip(sizes, indices, strict=True)
-    ]
-    return [*along, counter.block((*ones[1:], rank))[-1]]
+    def _most_together(self, num_directions: int) -> int:
+        most = _MAX_TOGETHER if num_directions < _MANY else _MAX_SPLIT
+        return most // num_directions
 
 
 def low_rank(

@@ -1,16 +1,15 @@
 """The exact norm of a direction, over all coordinates."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from radazo_jax._src.directions.elements import DenseElements, Elements
-from radazo_jax._src.directions.layout import Layout
+from radazo_jax._src.directions.elements import Elements, LazyElements
+from radazo_jax._src.directions.layout import Layout, Part
 from radazo_jax._src.numbers import counter, exact
 from radazo_jax._src.numbers.counter import Counter
 
@@ -29,39 +28,41 @@ def inverse_norm(
 
     All ways to compute it give the same bits, because the sum is exact.
     """
+    dimension = layout.dimension
 
-    def at_once(key: jax.Array, number: jax.Array) -> jax.Array:
-        lazy = [
-            distribution._lazy(key, number, leaf, layout.dimension)
-            for leaf in layout.leaves
-        ]
-        return inverse_norm_of(distribution, lazy)
+    def drawn(
+        part: Part, at: Sequence[jax.Array] | None = None, stored: bool = True
+    ) -> jax.Array:
+        indices = counter.block(part.shape) if at is None else at
+        order = tuple(range(len(part.shape)))
+        return LazyElements(
+            key, number, tuple(indices), distribution, part, dimension, order, stored
+        ).values()
 
-    def in_one_piece(key: jax.Array, number: jax.Array) -> jax.Array:
-        size = layout.dimension
-        drawn = distribution._neighbors(key, number, counter.zero(), size, size)
-        return inverse_norm_of(distribution, [DenseElements(drawn)])
+    def at_once() -> jax.Array:
+        parts = [Part(leaf.shape, leaf.offset) for leaf in layout.leaves]
+        values = [drawn(part, stored=False) for part in parts]
+        return _inverse_norm(distribution, values)
 
-    def in_pieces(size: int) -> Any:
-        if layout.dimension <= size:
+    def in_pieces(size: int) -> Callable[[], jax.Array]:
+        if dimension <= size:
             return at_once
-        return functools.partial(_in_pieces, distribution, layout.dimension, size)
+        return functools.partial(_in_pieces, distribution, drawn, dimension, size)
 
-    if layout.dimension <= _PIECE_ON_CPU:
-        return in_one_piece(key, number)
+    if dimension <= _PIECE_ON_CPU:
+        return _inverse_norm(distribution, [drawn(Part((dimension,), 0))])
 
     return lax.platform_dependent(
-        key,
-        number,
-        cpu=in_pieces(_PIECE_ON_CPU),
-        tpu=at_once,
-        default=in_pieces(_PIECE),
+        cpu=in_pieces(_PIECE_ON_CPU), tpu=at_once, default=in_pieces(_PIECE)
     )
 
 
 def inverse_norm_of(distribution: Any, elements: Sequence[Elements]) -> jax.Array:
     """Returns 1 over the norm of the elements of all leaves: float32, shape ()."""
-    values = [of_leaf.values() for of_leaf in elements]
+    return _inverse_norm(distribution, [of_leaf.values() for of_leaf in elements])
+
+
+def _inverse_norm(distribution: Any, values: Sequence[jax.Array]) -> jax.Array:
     fraction = exact.fraction_bits(sum(x.size for x in values))
     sums = [_sum_of_squares(distribution, x, fraction) for x in values]
     return functools.reduce(_Sum.plus, sums, _Sum.zero()).inverse_root(fraction)
@@ -87,26 +88,21 @@ class _Sum(NamedTuple):
 
 
 def _sum_of_squares(distribution: Any, x: jax.Array, fraction: int) -> _Sum:
-    whole = jnp.ones((), jnp.bool_)
-    if not distribution._bounded:
-        whole = jnp.all(abs(x) < _LARGEST)
+    bounded = distribution._packing(x.size) is not None
+    whole = jnp.ones((), jnp.bool_) if bounded else jnp.all(abs(x) < _LARGEST)
     return _Sum(exact.sum_of_squares(x, fraction), whole)
 
 
 def _in_pieces(
-    distribution: Any, dimension: int, size: int, key: jax.Array, number: jax.Array
+    distribution: Any, drawn: Callable[..., jax.Array], dimension: int, size: int
 ) -> jax.Array:
     fraction = exact.fraction_bits(dimension)
     pieces, rest = divmod(dimension, size)
-
-    def squares(first: Counter, size: int) -> _Sum:
-        drawn = distribution._neighbors(key, number, first, size, dimension)
-        return _sum_of_squares(distribution, drawn, fraction)
+    rows = Part((pieces, size), 0)
 
     def add(i: jax.Array, total: _Sum) -> _Sum:
-        first = counter.wide_product(i.astype(jnp.uint32), np.uint32(size))
-        return total.plus(squares(first, size))
+        row = drawn(rows, counter.block((1, size), (i, 0)))
+        return total.plus(_sum_of_squares(distribution, row, fraction))
 
-    after = divmod(pieces * size, 2**32)
-    last = squares(Counter(*map(jnp.uint32, after)), rest)
+    last = _sum_of_squares(distribution, drawn(Part((rest,), pieces * size)), fraction)
     return lax.fori_loop(0, pieces, add, last).inverse_root(fraction)

@@ -1,9 +1,9 @@
 """The distributions whose elements are signs, of which 32 share a word."""
 
 import abc
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +11,10 @@ import numpy as np
 from jax import lax
 
 from radazo_jax._src import xla
-from radazo_jax._src.directions.distribution import (
-    Distribution,
-    Part,
-    UnitNorm,
-    drawn_once,
-)
-from radazo_jax._src.directions.elements import Elements, PackedSigns, sign
-from radazo_jax._src.directions.layout import Leaf
+from radazo_jax._src.directions import packing
+from radazo_jax._src.directions.distribution import Distribution, UnitNorm
+from radazo_jax._src.directions.elements import PackedSigns, sign
+from radazo_jax._src.directions.packing import Packing
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Counter, Positions
 
@@ -32,12 +28,15 @@ _ROUNDS = 4
 class _Signed(Distribution):
     """Distributions that draw the signs of 32 neighbors together, and store a word."""
 
-    _together = "gpu"  # A CPU would compute a word for each of its elements.
+    def _packing(self, dimension: int) -> Packing:
+        def unpack(words: jax.Array, start: Any, shape: tuple[int, ...]) -> PackedSigns:
+            magnitude = self._magnitude(dimension)
+            return PackedSigns(_from_bit(words, start), shape, magnitude)
+
+        return Packing(1, 1, self._word, unpack, _choose)
 
     @abc.abstractmethod
-    def _word(
-        self, key: jax.Array, number: jax.Array, at: Counter, dimension: int
-    ) -> jax.Array:
+    def _word(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
         """uint32: bit b of word w says whether element 32 w + b is negative."""
 
     def _magnitude(self, dimension: int) -> float:
@@ -46,84 +45,27 @@ class _Signed(Distribution):
         return 1.0
 
     def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
-        word = self._word(key, number, _word_of(at), at.dimension)
+        words = Positions(*counter.shift_right(at, 5), at.dimension)
+        word = self._word(key, number, words)
         bit = word >> (at.lo & np.uint32(31))
         return sign(bit, self._magnitude(at.dimension))
 
-    def _block(
-        self,
-        key: jax.Array,
-        number: jax.Array,
-        leaf: Leaf,
-        dimension: int,
-        indices: Sequence[jax.Array],
-    ) -> Elements:
-        shape = jnp.broadcast_shapes(*(index.shape for index in indices))
-        first = counter.positions(
-            leaf.shape, [jnp.ravel(index)[0] for index in indices], leaf.offset
-        )
-        words = xla.compute_once(
-            functools.partial(_words_from, self, math.prod(shape), dimension),
-            key,
-            number,
-            first,
-        )
-        return PackedSigns(words, shape, self._magnitude(dimension))
 
-    def _store(
-        self,
-        keys: jax.Array,
-        numbers: jax.Array,
-        leaves: tuple[Leaf, ...],
-        dimension: int,
-    ) -> tuple[Elements, ...]:
-        def draw(key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
-            return self._word(key, number, Counter(at.hi, at.lo), dimension)
-
-        def align(words: list[jax.Array]) -> list[jax.Array]:
-            return list(map(_from_first, words, leaves))
-
-        words = drawn_once(draw, keys, numbers, list(map(_words, leaves)), dimension)
-        if any(leaf.offset % 32 for leaf in leaves):
-            # XLA's CPU backend would align a word for each of its elements.
-            words = xla.compute_once(align, words)
-        magnitude = self._magnitude(dimension)
-        return tuple(
-            PackedSigns(aligned, leaf.shape, magnitude)
-            for aligned, leaf in zip(words, leaves, strict=True)
-        )
+def _choose(size: int, stored: bool) -> Callable[..., Any]:
+    # A CPU that does not store words would compute one for each of its elements, and a
+    # TPU would copy what is made of words into another order.
+    del size
+    return packing.together if stored else xla.on_one_gpu
 
 
-def _words(leaf: Leaf) -> Part:
-    """The words in which the signs of a leaf lie."""
-    first, start = divmod(leaf.offset, 32)
-    return Part((-(-leaf.size // 32) + (start > 0),), first)
-
-
-def _from_first(words: jax.Array, leaf: Leaf) -> jax.Array:
-    """The words of a leaf, [K, n], of which the first starts with its first sign."""
-    start = leaf.offset % 32
-    if start == 0:
+def _from_bit(words: jax.Array, start: Any) -> jax.Array:
+    """The words along the last axis, from a bit of the first one on."""
+    if isinstance(start, int) and start == 0:
         return words
-    low, high = words[:, :-1], words[:, 1:]
-    return (low >> np.uint32(start)) | (high << np.uint32(32 - start))
-
-
-def _words_from(
-    distribution: _Signed,
-    size: int,
-    dimension: int,
-    key: jax.Array,
-    number: jax.Array,
-    first: Positions,
-) -> jax.Array:
-    """The words of `size` neighbors from this position on, which may be traced."""
-    after = counter.low(jnp.arange(-(-size // 32) + 1, dtype=jnp.uint32))
-    at = counter.add(_word_of(first), after)
-    words = distribution._word(key, number, at, dimension)
-    start = first.lo & np.uint32(31)
+    start = jnp.uint32(start)
     # By two shifts, because one by 32 has no value.
-    return (words[:-1] >> start) | (words[1:] << (31 - start) << np.uint32(1))
+    high = words[..., 1:] << (31 - start) << np.uint32(1)
+    return (words[..., :-1] >> start) | high
 
 
 class Rademacher(_Signed):
@@ -135,10 +77,8 @@ class Rademacher(_Signed):
         del dimension
         return 1.0
 
-    def _word(
-        self, key: jax.Array, number: jax.Array, at: Counter, dimension: int
-    ) -> jax.Array:
-        del number, dimension
+    def _word(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
+        del number
         return generator.bits(key, at)
 
 
@@ -151,16 +91,14 @@ class Orthonormal(UnitNorm, _Signed):
     def _magnitude(self, dimension: int) -> float:
         return 1 / math.sqrt(max(dimension, 1))
 
-    def _word(
-        self, key: jax.Array, number: jax.Array, at: Counter, dimension: int
-    ) -> jax.Array:
-        num_bits = _num_bits(dimension)
+    def _word(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
+        num_bits = _num_bits(at.dimension)
         cycle = number >> np.uint32(num_bits) if num_bits < 32 else number * 0
         key = generator.fold_in(key, cycle)
         row = _row(key, number, num_bits)
         # Of the bits of a position, the low five lie in its word, the others in the
         # number of the word.
-        above = _word_of(row)
+        above = counter.shift_right(row, 5)
         common = lax.population_count(above.lo & at.lo)
         if num_bits > 37:
             common = common + lax.population_count(above.hi & at.hi)
@@ -169,13 +107,6 @@ class Orthonormal(UnitNorm, _Signed):
             is_set = (row.lo >> np.uint32(bit)) & np.uint32(1)
             word = word ^ (np.uint32(pattern) & -is_set)
         return word
-
-
-def _word_of(at: Positions | Counter) -> Counter:
-    """The number of the word that holds a position: a 32nd of it."""
-    return Counter(
-        at.hi >> np.uint32(5), (at.lo >> np.uint32(5)) | (at.hi << np.uint32(27))
-    )
 
 
 def _num_bits(dimension: int) -> int:

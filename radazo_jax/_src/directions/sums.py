@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from radazo_jax._src import trees
 from radazo_jax._src.directions import distribution as distribution_module
 from radazo_jax._src.directions import norm
 from radazo_jax._src.directions.distribution import Direction, Distribution
@@ -22,7 +23,7 @@ from radazo_jax._src.directions.elements import (
 )
 from radazo_jax._src.directions.layout import Layout, Leaf
 from radazo_jax._src.numbers import counter, generator
-from radazo_jax._src.xla import on_any_mesh, specs_of
+from radazo_jax._src.xla import barrier, on_any_mesh, specs_of
 
 # Up to this many directions taken in turn, the gradient is one expression, which
 # fuses into whatever consumes it; beyond, a loop with one accumulator.
@@ -83,7 +84,9 @@ def cache(directions: Direction, layout: Layout, at_once: bool) -> Direction:
 def combine(
     coefficients: jax.Array, directions: Direction, layout: Layout, params: optax.Params
 ) -> optax.Params:
-    """Σₖ coefficientsₖ uₖ, a tree like `params`, sharded as it by its types.
+    """Σₖ coefficientsₖ uₖ, a tree like `params`, sharded as it.
+
+    The sum is taken in the widest dtype of the parameters, at least float32.
 
     Args:
       coefficients: Real, [K].
@@ -91,11 +94,36 @@ def combine(
       layout: The layout of `params`.
       params: The parameters.
     """
+    leaves = jax.tree.leaves(params)
+    if not any(map(trees.is_sharded, leaves)):
+        return _combined(coefficients, directions, layout, params)
+    # Outside of a program no compiler knows that each device needs its part alone.
+    shardings = tuple(leaf.sharding for leaf in leaves)
+    return _combined_in_parts(coefficients, directions, params, layout, shardings)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _combined_in_parts(
+    coefficients: jax.Array,
+    directions: Direction,
+    params: optax.Params,
+    layout: Layout,
+    shardings: tuple[Any, ...],
+) -> optax.Params:
+    combined = _combined(coefficients, directions, layout, params)
+    leaves = map(lax.with_sharding_constraint, jax.tree.leaves(combined), shardings)
+    return jax.tree.unflatten(layout.treedef, list(leaves))
+
+
+def _combined(
+    coefficients: jax.Array, directions: Direction, layout: Layout, params: optax.Params
+) -> optax.Params:
+    dtype = trees.widest(params)
 
     def program(
         coefficients: jax.Array, directions: Direction, params: optax.Params
     ) -> Any:
-        sums = _sums(coefficients.astype(jnp.float32), directions, layout)
+        sums = _sums(coefficients.astype(dtype), directions, layout)
         gradient = jax.tree.unflatten(layout.treedef, sums)
         return jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), gradient, params)
 
@@ -107,11 +135,17 @@ def _sums(
 ) -> list[jax.Array]:
     """The weighted sum of the directions, leaf by leaf."""
     if directions.cached is not None:
-        weights = coefficients * directions.scale
-        return [stored.weighted_sum(weights) for stored in directions.cached]
+        dtype = coefficients.dtype
+        return [
+            stored.weighted_sum(coefficients * scale)
+            for scale, stored in (
+                _in_dtype(dtype, directions.scale, stored)
+                for stored in directions.cached
+            )
+        ]
     # Drawn again rather than kept: without the barrier the compiler would see that it
     # has drawn these before, and keep them through the evaluations.
-    coefficients, directions = lax.optimization_barrier((coefficients, directions))
+    coefficients, directions = barrier((coefficients, directions))
     size = len(coefficients)
     stored, few = _stored(directions, layout)
     # The loops below have accumulators of the size of the parameters.
@@ -123,7 +157,7 @@ def _sums(
         if size == 1:
             direction = jax.tree.map(lambda x: x[0], directions)
             u = distribution_module.whole(direction, leaf, layout.dimension)
-            return coefficients[0] * (direction.scale * u)
+            return coefficients[0] * (direction.scale * u).astype(coefficients.dtype)
         at_once, in_turn = (
             functools.partial(way, leaf=leaf, dimension=layout.dimension)
             for way in (_sum_at_once, _sum_in_turn)
@@ -133,6 +167,18 @@ def _sums(
         )
 
     return [of_leaf(leaf) for leaf in layout.leaves]
+
+
+def _in_dtype(
+    dtype: jnp.dtype, scale: jax.Array, stored: Elements
+) -> tuple[jax.Array, Elements]:
+    """Scales and elements in a dtype, rounded as those of a point along them."""
+    if dtype == scale.dtype:
+        return scale, stored
+    if isinstance(stored, LowRankFactors):
+        return scale.astype(dtype), jax.tree.map(lambda x: x.astype(dtype), stored)
+    us = jax.vmap(lambda factor, u: factor * u.values())(scale, stored)
+    return jnp.ones_like(scale, dtype), DenseElements(us.astype(dtype))
 
 
 def _sum_at_once(
@@ -146,7 +192,8 @@ def _sum_at_once(
     """
 
     def term(coefficient: jax.Array, direction: Direction) -> jax.Array:
-        return coefficient * _one_by_one(direction, leaf, dimension)
+        u = _one_by_one(direction, leaf, dimension)
+        return coefficient * u.astype(coefficient.dtype)
 
     return jnp.sum(jax.vmap(term)(coefficients, directions), axis=0)
 
@@ -159,7 +206,8 @@ def _sum_in_turn(
 
     def term(k: Any) -> jax.Array:
         direction = jax.tree.map(lambda x: x[k], directions)
-        return coefficients[k] * _one_by_one(direction, leaf, dimension)
+        u = _one_by_one(direction, leaf, dimension)
+        return coefficients[k] * u.astype(coefficients.dtype)
 
     def add(k: Any, gradient: jax.Array) -> jax.Array:
         return gradient + term(k)
@@ -184,7 +232,7 @@ def _one_by_one(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
 def _stored(directions: Direction, layout: Layout) -> tuple[int, bool]:
     """The number of stored numbers of the directions, and whether they are few."""
     distribution = directions.distribution
-    one = sum(distribution._size(leaf) for leaf in layout.leaves)
+    one = sum(distribution_module.num_random(distribution, x) for x in layout.leaves)
     stored = len(directions.scale) * one
     return stored, stored * _CACHED_SHARE <= layout.dimension
 
@@ -192,8 +240,9 @@ def _stored(directions: Direction, layout: Layout) -> tuple[int, bool]:
 def _keep(directions: Direction, layout: Layout) -> Direction:
     """The same directions with their elements, each number drawn once."""
     distribution, scale = directions.distribution, directions.scale
-    stored = distribution._store(
-        directions.key, directions.number, layout.leaves, layout.dimension
+    stored = distribution_module.stored(
+        *(distribution, directions.key, directions.number),
+        *(layout.leaves, layout.dimension),
     )
     if distribution.normalized:
         # The norm of what is stored, so that nothing is drawn twice.
@@ -314,34 +363,38 @@ def combine_block(
       The sum, of the sizes of the block.
     """
     dtype, block = coefficients.dtype, Block(starts, sizes)
-    distribution = directions.distribution
-    weights = coefficients * directions.scale.astype(dtype)
+    packing = directions.distribution._packing(dimension)
+    # Pairs of numbers would be stored once more than the elements.
+    words = packing is not None and packing.width == 1
 
-    def draw(key: jax.Array, number: jax.Array) -> Elements:
-        drawn = distribution._block(key, number, leaf, dimension, block.indices)
+    def draw(direction: Direction) -> Elements:
+        drawn = distribution_module.lazy(
+            direction, leaf, dimension, block.indices, stored=words
+        )
         if not isinstance(drawn, LowRankFactors):
             drawn = DenseElements(drawn.values())
         return jax.tree.map(lambda x: x.astype(dtype), drawn)
 
     def add(total: jax.Array, some: Any) -> tuple[jax.Array, None]:
-        weights, keys, numbers = some
-        return total + jax.vmap(draw)(keys, numbers).weighted_sum(weights), None
+        weights, directions = some
+        return total + jax.vmap(draw)(directions).weighted_sum(weights), None
 
-    terms = (weights, directions.key, directions.number)
-    drawn = jax.eval_shape(draw, directions.key[0], directions.number[0])
+    weights = coefficients * directions.scale.astype(dtype)
+    drawn = jax.eval_shape(draw, jax.tree.map(lambda x: x[0], directions))
     each = max(sum(x.size for x in jax.tree.leaves(drawn)), 1)
     together = max(_TOGETHER, math.prod(sizes)) // each
     count = len(weights)
     if together >= count:
-        return add(jnp.zeros(sizes, dtype), terms)[0]
+        return add(jnp.zeros(sizes, dtype), (weights, directions))[0]
     together = max(together, 1)
     # Directions of weight zero fill the last turn.
     turns = -(-count // together)
     rest = turns * together - count
-    padded = [
-        jnp.concatenate([x, jnp.broadcast_to(fill, (rest,))]).reshape(turns, together)
-        for x, fill in zip(
-            terms, (jnp.zeros((), dtype), terms[1][0], terms[2][0]), strict=True
-        )
-    ]
-    return lax.scan(add, jnp.zeros(sizes, dtype), tuple(padded))[0]
+
+    def in_turns(x: jax.Array, fill: jax.Array) -> jax.Array:
+        padded = jnp.concatenate([x, jnp.broadcast_to(fill, (rest,))])
+        return padded.reshape(turns, together)
+
+    weights = in_turns(weights, jnp.zeros((), dtype))
+    directions = jax.tree.map(lambda x: in_turns(x, x[0]), directions)
+    return lax.scan(add, jnp.zeros(sizes, dtype), (weights, directions))[0]

@@ -21,26 +21,56 @@ from radazo_jax._src.configuration import check_fields
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.signs import rademacher
+from radazo_jax._src.names import checks_names
 
 _SMOOTHING = 5e-3  # The paper's, for smooth functions.
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class AlongDirections(GradientEstimator):
-    """Estimators whose points lie at a distance μ along random directions.
+    """The base class of estimators whose points lie at a distance μ along directions.
+
+    Subclasses define `reduce`, and `points` if there are more points along a direction.
 
     Attributes:
       distribution: The distribution of the directions.
-      num_directions: K.
-      smoothing: μ.
+      num_directions: K, the number of directions, a positive integer.
+      smoothing: μ, a positive number.
+      includes_params: Whether θ itself is a point, the first.
+
+    Raises:
+      TypeError: If an argument is of another type.
+      ValueError: If `num_directions` or `smoothing` is not positive.
+
+    Examples:
+      The forward difference:
+
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> from radazo_jax.estimators import AlongDirections, Differences
+      >>> class Forward(AlongDirections):
+      ...     includes_params = True
+      ...
+      ...     def reduce(self, points, values, params, state):
+      ...         found = Differences.of(values)
+      ...         return found.estimate(self.smoothing, points), state
+      >>> estimator = Forward(zo.sphere(), 10, 1e-3)
+      >>> value, gradient = zo.value_and_grad(jnp.sum, estimator)(0, jnp.ones(3))
+      >>> float(value)
+      3.0
     """
 
     distribution: Distribution
     num_directions: int
     smoothing: float
 
-    # Whether θ itself is a point.
-    _includes_params: ClassVar[bool] = False
+    includes_params: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        given = self.distribution, self.num_directions, self.smoothing
+        names = "distribution", "num_directions", "smoothing"
+        for name, value in zip(names, checked_differences(*given), strict=True):
+            object.__setattr__(self, name, value)
 
     def _scales(self, state: Any) -> Sequence[float] | jax.Array:
         """The displacements along each direction: [m]."""
@@ -56,7 +86,7 @@ class AlongDirections(GradientEstimator):
             self.num_directions,
             self._scales(state),
             params,
-            includes_params=self._includes_params,
+            includes_params=self.includes_params,
         )
         return points, state
 
@@ -76,12 +106,13 @@ class ForwardDifference(FiniteDifferences):
     """See `forward_difference`."""
 
     _constructor = "forward_difference"
-    _includes_params = True
+    includes_params = True
 
     def reduce(
         self, points: Points, values: Values, params: optax.Params, state: Any
     ) -> tuple[Estimate, Any]:
-        return from_differences(differences(values), self.smoothing, points), state
+        found = Differences.of(values)
+        return found.estimate(self.smoothing, points), state
 
 
 class CentralDifference(FiniteDifferences):
@@ -98,9 +129,10 @@ class CentralDifference(FiniteDifferences):
     ) -> tuple[Estimate, Any]:
         above, below = values.along.T
         found = Differences(mean_of_finite(values.along), above - below)
-        return from_differences(found, 2 * self.smoothing, points), state
+        return found.estimate(2 * self.smoothing, points), state
 
 
+@checks_names
 def forward_difference(
     distribution: Distribution = sphere(),
     num_directions: int = 10,
@@ -163,11 +195,11 @@ def forward_difference(
       eq. (2).
     """
     named = smoothing is not None
-    far = smoothing if named else _SMOOTHING
-    given = checked_differences(distribution, num_directions, far)
-    return ForwardDifference(*given, is_named=named)
+    far = _SMOOTHING if smoothing is None else smoothing
+    return ForwardDifference(distribution, num_directions, far, is_named=named)
 
 
+@checks_names
 def central_difference(
     distribution: Distribution = sphere(),
     num_directions: int = 10,
@@ -212,9 +244,8 @@ def central_difference(
       definition 1, with the distribution Gaussian, <https://arxiv.org/abs/2305.17333>.
     """
     named = smoothing is not None
-    far = smoothing if named else _SMOOTHING
-    given = checked_differences(distribution, num_directions, far)
-    return CentralDifference(*given, is_named=named)
+    far = _SMOOTHING if smoothing is None else smoothing
+    return CentralDifference(distribution, num_directions, far, is_named=named)
 
 
 def spsa(
@@ -272,7 +303,29 @@ def checked_differences(
     check_distribution(distribution)
     num_directions = checks.check_int_at_least("num_directions", num_directions, 1)
     checks.check_positive("smoothing", smoothing)
+    checks.warn_of_size("smoothing", smoothing, least=1e-20)
     return distribution, num_directions, checks.as_number(smoothing)
+
+
+class Finite(NamedTuple):
+    """Values of which those that failed are left out.
+
+    Attributes:
+      values: The values, 0 if they are not finite.
+      known: Whether they are finite: bool, of the same shape.
+      count: The number of finite values: int32, shape ().
+    """
+
+    values: jax.Array
+    known: jax.Array
+    # The name of a method of tuple.
+    count: jax.Array  # type: ignore[assignment]
+
+    @classmethod
+    def of(cls, values: jax.Array) -> "Finite":
+        known = jnp.isfinite(values)
+        count = jnp.sum(known, dtype=jnp.int32)
+        return cls(jnp.where(known, values, 0), known, count)
 
 
 def mean_of_finite(values: jax.Array) -> jax.Array:
@@ -281,13 +334,20 @@ def mean_of_finite(values: jax.Array) -> jax.Array:
 
 
 class Differences(NamedTuple):
-    """Differences along directions, from values.
+    """Differences along directions, from values of which some may have failed.
 
     Attributes:
       value: The value at θ, or what replaces it: shape ().
       each: The differences, [K], not finite if there is none.
       gain: A factor of all differences in the gradient: shape ().
       num_base: The number of values at θ that were used: 0 or 1.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from radazo_jax.estimators import Differences, Values
+      >>> values = Values(jnp.array(1.0), jnp.array([[3.0], [jnp.nan]]))
+      >>> Differences.of(values).each.tolist()
+      [2.0, nan]
     """
 
     value: jax.Array
@@ -295,51 +355,49 @@ class Differences(NamedTuple):
     gain: jax.typing.ArrayLike = 1.0
     num_base: jax.typing.ArrayLike = 0
 
+    @classmethod
+    def of(cls, values: Values) -> "Differences":
+        """The differences of values to the value at θ, or to their mean if it failed.
+
+        The mean needs two values; with fewer, there are no differences. A value is part
+        of the mean, which makes its difference smaller. The gain n/(n−1) for n values
+        makes it the difference to the mean of the other values.
+
+        Args:
+          values: f(θ), and the values along the directions, of which the first column
+            is used: [K, m].
+        """
+        base, moved = values.base, values.along[:, 0]
+        known = jnp.isfinite(base)
+        count = jnp.sum(jnp.isfinite(moved), dtype=jnp.int32).astype(moved.dtype)
+        value = jnp.where(known | (count < 2), base, mean_of_finite(moved))
+        gain = jnp.where(known, 1, count / (count - 1))
+        return cls(value, moved - value, gain, known.astype(jnp.int32))
+
     @property
     def to_others(self) -> jax.Array:
         """The differences to values of other points alone: [K]."""
         return self.each * jnp.asarray(self.gain, self.each.dtype)
 
+    def estimate(self, distance: jax.typing.ArrayLike, points: Points) -> Estimate:
+        """c/K Σₖ (gain · differenceₖ / distance) uₖ over the K finite differences.
 
-def differences(values: Values) -> Differences:
-    """The differences of values to the value at θ, or to their mean if that failed.
+        Along it the slope is gain · c/K Σₖ (differenceₖ / distance)². Without any,
+        gradient and slope are NaN.
 
-    The mean needs two values; with fewer, there are no differences. A value is part of
-    the mean, which makes its difference smaller. The gain n/(n−1) for n values makes it
-    the difference to the mean of the other values.
-
-    Args:
-      values: f(θ), and the values along the directions, of which the first column is
-        used: [K, m].
-    """
-    base, moved = values.base, values.along[:, 0]
-    known = jnp.isfinite(base)
-    count = jnp.sum(jnp.isfinite(moved), dtype=jnp.int32).astype(moved.dtype)
-    value = jnp.where(known | (count < 2), base, mean_of_finite(moved))
-    gain = jnp.where(known, 1, count / (count - 1))
-    return Differences(value, moved - value, gain, known.astype(jnp.int32))
-
-
-def from_differences(
-    found: Differences,
-    distance: jax.typing.ArrayLike,
-    points: Points,
-) -> Estimate:
-    """c/K Σₖ (gain · differenceₖ / distance) uₖ over the K finite differences.
-
-    Along it the slope is gain · c/K Σₖ (differenceₖ / distance)². Without any,
-    gradient and slope are NaN.
-    """
-    finite = jnp.isfinite(found.each)
-    count = jnp.sum(finite, dtype=jnp.int32)
-    slopes = jnp.where(finite, found.each, 0) / distance
-    factor = jnp.asarray(points.factor, slopes.dtype)
-    weight = factor / count.astype(slopes.dtype)
-    weight = weight * jnp.asarray(found.gain, slopes.dtype)
-    used = count * points.scales.shape[1] + found.num_base
-    return Estimate(
-        found.value,
-        slope=weight * jnp.sum(slopes**2),
-        num_values=jnp.where(count > 0, used, 0),
-        gradient=points.combine(slopes * weight),
-    )
+        Args:
+          distance: The distance of the points whose values differ.
+          points: The points.
+        """
+        found = Finite.of(self.each)
+        slopes = found.values / distance
+        factor = jnp.asarray(points.factor, slopes.dtype)
+        weight = factor / found.count.astype(slopes.dtype)
+        weight = weight * jnp.asarray(self.gain, slopes.dtype)
+        used = found.count * points.scales.shape[1] + self.num_base
+        return Estimate(
+            self.value,
+            slope=weight * jnp.sum(slopes**2),
+            num_values=jnp.where(found.count > 0, used, 0),
+            gradient=points.combine(slopes * weight),
+        )

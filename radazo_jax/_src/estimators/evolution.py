@@ -19,7 +19,11 @@ from radazo_jax._src.base import (
 )
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import checked_differences, mean_of_finite
+from radazo_jax._src.estimators.differences import (
+    Finite,
+    checked_differences,
+    mean_of_finite,
+)
 from radazo_jax._src.estimators.shaping import Shaping, z_score
 
 
@@ -54,8 +58,7 @@ class EvolutionStrategy(GradientEstimator):
     ) -> tuple[Estimate, Any]:
         along = values.along
         members = along.reshape(self.population_size, *along.shape[2:])
-        finite = jnp.isfinite(members)
-        count = jnp.sum(finite, dtype=jnp.int32)
+        _, finite, count = Finite.of(members)
         used = jnp.maximum(count, 1).astype(members.dtype)
 
         def along_directions(members: jax.Array) -> jax.Array:

@@ -1,197 +1,35 @@
 """Estimates of gradients: points, their values, and what is made of them."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jax.tree_util import Partial
 
-from radazo_jax._src import checks, programs, shown, trees, xla
+from radazo_jax._src import checks, shown, xla
 from radazo_jax._src.base import (
     Draw,
     Estimate,
     Evaluator,
     GradientEstimator,
-    Objective,
     Points,
     Values,
     check_estimator,
     check_evaluator,
 )
 from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.estimators import arguments
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 
-# The errors of functions that need known arrays. Without `jax.jit` they get them.
+# The errors of functions that need known arrays.
 UNTRACEABLE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
-
-
-def value_and_grad(
-    fun: Objective,
-    estimator: GradientEstimator,
-    argnums: int | Sequence[int] = 0,
-    has_aux: bool = False,
-    *,
-    evaluator: Evaluator = vectorized(),
-) -> Callable[..., tuple[Any, Any]]:
-    """Estimates value and gradient of a function; replaces `jax.value_and_grad`.
-
-    Args:
-      fun: A function of the parameters, a tree of floating-point arrays, and of any
-        other arguments; it returns a real scalar, or `(scalar, aux)` with
-        `has_aux`. It need not be differentiable.
-      estimator: An estimator without state, such as `forward_difference()`. Under a
-        distribution that is `sequential`, the directions of each call are numbered from
-        0.
-      argnums: The position of the parameters among the arguments of `fun`, or several
-        positions. With several, the gradient is a tuple.
-      has_aux: Whether `fun` returns a pair whose second element is auxiliary.
-      evaluator: The evaluator of the points: `vectorized(batch_size)`, or
-        `sharded(axis_name)` to evaluate them on the devices along a mesh axis.
-
-    Returns:
-      A function `(key, *args, **kwargs) -> (value, gradient)`, with `(value, aux)` for
-      the value if `has_aux`. `args` and `kwargs` go to `fun`. It consumes its
-      key. All evaluations get the same other arguments: the same minibatch, the same
-      dropout key.
-
-    Raises:
-      TypeError: If `estimator` is not a `GradientEstimator`, `argnums` are no integers,
-        or, when called, if the first argument is no key, the loss is not real or the
-        parameters are not floating-point.
-      ValueError: If, when called, there is no argument at `argnums`, the loss is not a
-        scalar, the tree of parameters is empty, or the estimator has state (use
-        `solver`).
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> import radazo_jax as zo
-      >>> def loss(params, x, y):
-      ...     return jnp.mean((x @ params - y) ** 2)
-      >>> value_and_grad = zo.value_and_grad(loss, zo.forward_difference())
-      >>> x, y = jnp.ones((4, 3)), jnp.zeros(4)
-      >>> value, gradient = value_and_grad(jax.random.key(0), jnp.ones(3), x, y)
-      >>> float(value), gradient.shape
-      (9.0, (3,))
-
-    References:
-      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
-      eq. (2).
-    """
-    check_estimator(estimator)
-    check_evaluator(evaluator)
-    arguments.check_argnums(argnums)
-
-    def estimated(
-        key: jax.typing.ArrayLike | None = None, *args: Any, **kwargs: Any
-    ) -> tuple[Any, Any]:
-        params, others = arguments.split(args, argnums)
-        key = key_first(key, params, "params")
-        state = estimator.init(params)
-        if jax.tree.leaves(state):
-            raise ValueError(
-                "estimator must have no state, which value_and_grad would lose; got "
-                "one with state. Use solver(fun, optimizer, estimator) instead."
-            )
-        at = fun if argnums == 0 else partial(arguments.placed, fun, argnums)
-        loss = Partial(of_params, at, others, kwargs)
-        found = _compiled_estimate(estimator, evaluator, loss, key, params, has_aux)
-        if found is None:
-            found, _ = estimate(
-                estimator,
-                loss,
-                key,
-                params,
-                state,
-                evaluator=evaluator,
-                has_aux=has_aux,
-            )
-        return found
-
-    return estimated
-
-
-class _Estimator(NamedTuple):
-    """The parts of a compiled estimate."""
-
-    loss: programs.Traced
-    estimator: GradientEstimator
-    evaluator: Evaluator
-    has_aux: bool
-
-
-def _compiled_estimate(
-    estimator: GradientEstimator,
-    evaluator: Evaluator,
-    loss: Partial,
-    key: jax.Array,
-    params: optax.Params,
-    has_aux: bool,
-) -> tuple[Any, Any] | None:
-    """Value and gradient by a program, as if `value_and_grad` was under `jax.jit`.
-
-    Returns:
-      The estimate; `None` if the arguments are traced or sharded, or the loss cannot be
-      traced.
-    """
-    params = checks.as_params(params)
-    # The arguments of the loss are inputs of the program, NumPy's as well.
-    found, static = trees.partition(loss)
-    if programs.are_disabled() or trees.is_traced((key, params, found)):
-        return None
-    # A program does not know how its arguments are sharded, and an evaluator reads it.
-    if _are_sharded((params, found)):
-        return None
-
-    def at(arrays: list[Any], params: optax.Params) -> Any:
-        return static.merge(arrays)(params)
-
-    try:
-        arrays = [jnp.asarray(x) for x in found]
-        traced = programs.traced(at, arrays, params)
-    except UNTRACEABLE:
-        return None
-    if trees.is_traced(traced):
-        return None
-    made = _Estimator(traced, estimator, evaluator, has_aux)
-    compiled = programs.of(_estimate, made, key, params, arrays)
-    value, aux, gradient = compiled(key, params, arrays)
-    if not has_aux:
-        return value, gradient
-    _, others = trees.partition(traced.output[1], jax.core.ShapedArray)
-    return (value, others.merge(aux)), gradient
-
-
-def _are_sharded(tree: Any) -> bool:
-    """Whether an array of a tree lies on several devices in parts."""
-    arrays = (x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array))
-    return not all(x.sharding.is_fully_replicated for x in arrays)
-
-
-def _estimate(
-    made: _Estimator, key: jax.Array, params: optax.Params, arrays: list[Any]
-) -> tuple[Any, list[Any], Any]:
-    """Value, the arrays of aux, and gradient."""
-    estimator, evaluator, has_aux = made.estimator, made.evaluator, made.has_aux
-    loss, state = Partial(_at, made.loss, arrays), made.estimator.init(params)
-    (value, gradient), _ = estimate(
-        estimator, loss, key, params, state, evaluator=evaluator, has_aux=has_aux
-    )
-    value, aux = value if has_aux else (value, None)
-    return value, trees.partition(aux, jax.Array)[0], gradient
-
-
-def _at(loss: programs.Traced, arrays: list[Any], params: optax.Params) -> Any:
-    return loss(arrays, params)
 
 
 def estimate(
@@ -275,7 +113,15 @@ def of_params(
     params, args, kwargs = jax.tree.map(lambda x: x, (params, args, kwargs))
     try:
         return fun(params, *args, **kwargs)
+    except UNTRACEABLE as error:
+        raise TypeError(
+            "fun must be a function that JAX can trace; got one that turns a traced "
+            "array into a Python number or a NumPy array. Use jax.numpy in it, or "
+            "pass it to minimize_black_box." + checks.refer_to("minimize_black_box")
+        ) from error
     except Exception as error:
+        if isinstance(error, TypeError):
+            _check_arguments(fun, (params, *args), kwargs, error)
         # By its name, because Flax need not be installed.
         if type(error).__name__ != "TraceContextError":
             raise
@@ -284,6 +130,30 @@ def of_params(
             f"with Dropout or BatchNorm do; got {str(error).partition(' (http')[0]!r}. "
             "Pass them as arguments to radazo_jax.nnx.value_and_grad, which keeps what "
             "they write."
+        ) from error
+
+
+def _check_arguments(
+    fun: Callable[..., Any], args: Any, kwargs: dict[str, Any], error: TypeError
+) -> None:
+    """Raises if a function cannot be called with these arguments."""
+    try:
+        signature = inspect.signature(fun)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        leaves = [getattr(x, "dtype", np.dtype(int)) for x in args[1:]]
+        if any(jnp.issubdtype(x, jax.dtypes.prng_key) for x in leaves):
+            raise TypeError(
+                "fun must take the parameters alone, without a key; got a key as its "
+                "batch. A state has the key of its run: call step(state)."
+            ) from error
+        raise TypeError(
+            "fun must take the parameters, and the batch if there is one; got "
+            f"fun{signature}, called with {len(args) + len(kwargs)} of them. Draw a "
+            "batch with sample=, or close over the others."
         ) from error
 
 
@@ -409,10 +279,6 @@ def extra_args(
         "combination": estimate.gradient,
         "measured": jnp.isfinite(here),
     }
-    if estimate.known is not None:
-        args["known"] = estimate.known
-    if estimate.sizes is not None:
-        args["sizes"] = estimate.sizes
     if bounds is not None:
         args["bounds"] = bounds
     if value_fn is None:

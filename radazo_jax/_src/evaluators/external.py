@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import math
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,11 @@ import optax
 from radazo_jax._src import checks
 from radazo_jax._src.base import Evaluator, Points, Values
 from radazo_jax._src.evaluators import pools
-from radazo_jax._src.evaluators.pools import Failed, in_words
+from radazo_jax._src.evaluators.sending import Failed, copy, failed
+
+
+class Mistake(TypeError):
+    """A mistake in a function, which fails at every point. Its cause is the error."""
 
 
 class Outcome(NamedTuple):
@@ -133,7 +138,8 @@ def external(
     Args:
       workers: Number of processes that evaluate points, which the package `loky` starts
         at the first step and ends with the run. `fun` may be any function that
-        `cloudpickle` can store, such as a lambda. If a process dies or hangs, its point
+        `cloudpickle` can store, such as a lambda. Each process gets it once, as it is
+        when the run starts. If a process dies or hangs, its point
         has failed, and all of the processes are replaced.
       executor: A `concurrent.futures.Executor`, which is used as it is; or a function
         without arguments that makes one, which is called again if a worker has died or
@@ -179,6 +185,7 @@ class Calls:
         """
         self._evaluator, self._run = evaluator, run
         self._vector_valued = vector_valued
+        self._begun = self._works = False
 
     def evaluate(
         self, candidates: optax.Params, known: Outcome | None = None
@@ -193,7 +200,16 @@ class Calls:
 
         Returns:
           The outcome at all points, or `None` if it was interrupted.
+
+        Raises:
+          Mistake: If the function has not returned a number yet, and fails at all
+            points by errors that do not depend on them. At the first call of all, the
+            first point is enough if points are evaluated in turn.
         """
+        if known is None and self._evaluator.in_turn and not self._begun:
+            known = self.evaluate(jax.tree.map(lambda x: x[:1], candidates), _none())
+            if known is None:
+                return None
         leaves = jax.tree.leaves(candidates)
         keys: list[Any] = list(range(len(leaves[0])))
         if not self._evaluator.batched:
@@ -221,7 +237,25 @@ class Calls:
             if not failed:
                 break
             missing = missing if self._evaluator.batched else failed
+        self._check_mistake(candidates, list(results.values()))
         return _outcome([results[key] for key in keys])
+
+    def _check_mistake(
+        self, candidates: optax.Params, results: "list[_Result]"
+    ) -> None:
+        """Raises if all that the function has done so far is to fail by mistakes."""
+        self._begun = True
+        self._works = self._works or any(x.mistake is None for x in results)
+        if self._works:
+            return
+        n, problem = len(results), results[0].problem.removeprefix("returned ")
+        where = f"all of the first {n} points" if n > 1 else "the first point"
+        is_list = isinstance(candidates, list)
+        advice = " fun gets a list, as params is: pass np.array(params)." * is_list
+        raise Mistake(
+            f"fun must return a number at {where}; got {problem.rstrip('.')}.{advice} "
+            "Correct fun: this error is a mistake in it, which ends the run."
+        ) from results[0].mistake
 
     def _called(
         self, candidates: optax.Params, numbers: list[int]
@@ -255,18 +289,30 @@ def _in_turn(
             return None
         try:
             with context():
-                results.append(fun(pools.copy(point)))
+                results.append(fun(copy(point)))
         except Exception as error:
-            results.append(Failed(in_words(error)))
+            results.append(failed(error))
     return None if interrupted() else results
 
 
 class _Result(NamedTuple):
-    """The value or values of a point, what came with them, and what is wrong."""
+    """The result at a point.
+
+    Attributes:
+      value: The value or values.
+      info: The other result of the function.
+      problem: A text if the point failed.
+      mistake: The error if the function is wrong, and not the point.
+    """
 
     value: Any
     info: Any
     problem: str
+    mistake: BaseException | None = None
+
+
+def _none() -> Outcome:
+    return Outcome(np.zeros(0), [], {})
 
 
 def _list(outcome: Outcome) -> list[_Result]:
@@ -297,7 +343,8 @@ def _split(result: Any, n: int) -> list[Any]:
         listed = values if isinstance(values, list | tuple) else np.asarray(values)
         return list(zip(listed, [None] * n if infos is None else infos, strict=True))
     except Exception:
-        return [Failed(f"returned {_described(result)} for {n} points")] * n
+        problem = f"returned {_described(result)} for {n} points"
+        return [Failed(problem, TypeError(f"fun {problem}"))] * n
 
 
 def _pair(result: Any, n: int) -> tuple[Any, Any]:
@@ -315,38 +362,58 @@ def _pair(result: Any, n: int) -> tuple[Any, Any]:
 def _read(result: Any, vector_valued: bool) -> _Result:
     """Reads what a function returned for a point."""
     if isinstance(result, Failed):
-        return _Result(np.nan, None, result.problem)
+        return _Result(np.nan, None, *result)
     pair = isinstance(result, tuple) and len(result) == 2
     value, info = result if pair else (result, None)
     try:
         if vector_valued and np.ndim(value) == 1:
             return _vector(value, info)
-        # Numbers and arrays of all libraries have this method.
-        shape = np.shape(value)
-        if not hasattr(value, "__float__") or math.prod(shape) != 1:
-            problem = f"returned {_described(value)}, not a number"
-            return _Result(np.nan, info, problem)
-        for _ in shape:  # Not all libraries convert an array that has axes.
-            value = value[0]
-        number = float(value)
+        number = _number(value)
     except Exception:  # Reading a value calls methods of its library.
-        problem = f"returned {_described(value)}, which cannot be read as a number"
-        return _Result(np.nan, info, problem)
+        return _wrong(f"{_described(value)}, which cannot be read as a number", info)
+    if number is None:
+        return _wrong(f"{_described(value)}, not a number", info)
     return _Result(number, info, "" if np.isfinite(number) else f"returned {number}")
+
+
+def _number(value: Any) -> float | None:
+    """A real number, or an array of one, of any library; `None` if it is neither."""
+    shape = np.shape(value)
+    is_one = hasattr(value, "__float__") or hasattr(value, "item")
+    if not is_one or math.prod(shape) != 1:
+        return None
+    if shape and hasattr(value, "item"):
+        value, shape = value.item(), ()
+    for _ in shape:  # Not all libraries convert an array that has axes.
+        value = value[0]
+    # NumPy reads numbers from texts, and drops imaginary parts.
+    is_complex = "complex" in str(getattr(value, "dtype", ""))
+    if is_complex or isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        return None
+    return float(value)
+
+
+def _wrong(returned: str, info: Any) -> _Result:
+    """The result of a function that returned something else than a number."""
+    problem = f"returned {returned}"
+    return _Result(np.nan, info, problem, TypeError(f"fun {problem}"))
 
 
 def _vector(values: Any, info: Any) -> _Result:
     """Reads several values of a point."""
     array = np.asarray(values)
     if array.dtype.kind not in "fiub" or not array.size:
-        return _Result(np.nan, info, f"returned {_described(values)}, not numbers")
+        return _wrong(f"{_described(values)}, not numbers", info)
     failed = int(np.sum(~np.isfinite(array)))
     problem = f"returned {failed} values of {array.size} that are not finite"
     return _Result(array.astype(np.float64), info, problem if failed else "")
 
 
 def _described(value: Any) -> str:
-    if hasattr(value, "__array__") and np.ndim(value) > 0:
-        return f"an array of shape {np.shape(value)}"
+    if inspect.iscoroutine(value):
+        value.close()  # Python warns of one that was not awaited.
+        return "a coroutine of an async function"
+    if hasattr(value, "dtype") and np.ndim(value) > 0:
+        return f"an array of shape {np.shape(value)} and dtype {value.dtype}"
     text = " ".join(reprlib.repr(value).split())
     return f"{text[:40]}{'…' if len(text) > 40 else ''} of type {type(value).__name__}"

@@ -5,49 +5,34 @@ import functools
 import importlib
 import inspect
 import multiprocessing
-import pickle
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import numpy as np
+
+from radazo_jax._src.evaluators.sending import Failed, Sender, failed, in_words
 
 # How often a wait looks whether it was interrupted, in seconds.
 _POLL = 0.1
 
 _GUARD = 'A script that starts processes must stand below if __name__ == "__main__":.'
 
-# An executor is made again so many times for a step before its points are submitted one
-# at a time, so that only the one that breaks it fails.
-_TOGETHER = 2
-
-_LONGEST = 1000  # Characters of a message that are kept.
-
-# A worker process gets this as text, because a function of this module would make each
-# worker import JAX, which takes seconds. An error is returned as text, because this
-# process may be unable to read it, which breaks an executor.
-_CALL = """
-try:
-    result = fun(point), None
-except BaseException as error:
-    result = None, f"{type(error).__name__}: {error}"
-"""
-
-
-class Failed(NamedTuple):
-    """A point that gave no result."""
-
-    problem: str
+# An executor may break so many times in a row before a point ends.
+_MOST_BROKEN = 4
 
 
 class _Lost(Failed):
-    """A point whose executor broke before it gave a result."""
+    """A point that ran when its executor broke."""
 
 
 class _Unasked(Failed):
     """A point that waited for others, which hang."""
+
+
+class _Refused(_Unasked):
+    """A point that an executor did not take, because it was broken."""
 
 
 class Pool:
@@ -70,7 +55,7 @@ class Pool:
           timeout: Seconds. Points that run while none ends for this long have failed.
           interrupted: Asked now and then whether to stop.
         """
-        self._fun, self._workers, self._timeout = fun, workers, timeout
+        self._sender, self._workers, self._timeout = Sender(fun), workers, timeout
         self._interrupted = interrupted
         self._pool: Any = None
         self._make: Callable[[], Any] | None = None
@@ -79,12 +64,13 @@ class Pool:
         self._hanging: set[Any] = set()
         self._works = False
         if workers is not None:
-            self._make = _loky(fun, workers)
+            self._make = _loky(workers)
+            self._sender.store("cloudpickle", "Use threads:")
         elif callable(executor):
             self._make = executor
         else:
             self._pool = executor
-            _check_fun(executor, fun)
+            self._sender.prepare(executor)
 
     def run(self, points: list[Any]) -> list[Any] | None:
         """Calls the function at points.
@@ -96,39 +82,41 @@ class Pool:
           RuntimeError: If the executor is broken and cannot be made again.
         """
         results: list[Any] = [None] * len(points)
-        missing, broken = list(range(len(points))), 0
-        while missing:
+        groups, broken = [list(range(len(points)))], 0
+        while groups:
+            group = groups.pop()
             self._prepare()
-            # The one that breaks an executor fails with it: alone, in the end.
-            batch = missing if broken < _TOGETHER else missing[:1]
-            found = self._submitted([points[i] for i in batch])
+            found = self._submitted([points[i] for i in group])
             if found is None:
                 return None
-            for i, result in zip(batch, found, strict=True):
+            for i, result in zip(group, found, strict=True):
                 results[i] = result
-            lost = [i for i in batch if isinstance(results[i], _Lost)]
-            unasked = [i for i in batch if isinstance(results[i], _Unasked)]
-            self._works = self._works or len(lost) + len(unasked) < len(batch)
-            if lost:
-                broken += 1
-                self._check_lost(results[lost[0]].problem, broken)
+            lost = [i for i in group if isinstance(results[i], _Lost)]
+            unasked = [i for i in group if isinstance(results[i], _Unasked)]
+            ended = len(lost) + len(unasked) < len(group)
+            self._works = self._works or ended
+            if any(isinstance(result, _Lost | _Refused) for result in found):
+                progressed = ended or (self._works and lost)
+                broken = 0 if progressed else broken + 1
+                self._check_broken(results[(lost + unasked)[0]].problem, broken)
                 self._end(hangs=False)
-            # What was alone is not submitted again.
-            again = lost if len(batch) > 1 else []
-            missing = sorted(again + unasked) + missing[len(batch) :]
+            groups += [unasked] if unasked else []
+            # What breaks an executor alone has failed.
+            groups += _halves(lost) if len(group) > 1 else []
         return results
 
     def close(self) -> None:
         """Ends what was made; waits for nothing that hangs."""
         if self._make is not None and self._pool is not None:
             self._end(hangs=any(not future.done() for future in self._hanging))
+        self._sender.close()
 
     def _prepare(self) -> None:
         """Makes an executor if there is none."""
         if self._pool is None and self._make is not None:
             pool = self._make()
             check_executor(pool)
-            _check_fun(pool, self._fun)
+            self._sender.prepare(pool)
             self._pool = pool
 
     def _end(self, hangs: bool) -> None:
@@ -139,7 +127,7 @@ class Pool:
         self._pool = None
         self._hanging.clear()
 
-    def _check_lost(self, problem: str, broken: int) -> None:
+    def _check_broken(self, problem: str, broken: int) -> None:
         """Raises if an executor that is broken cannot, or must not, be made again."""
         if self._make is None:
             raise RuntimeError(
@@ -147,8 +135,7 @@ class Pool:
                 "function that makes an executor, and it is made again."
                 + ("" if self._works else f" {_GUARD}")
             )
-        # Together, one point can break it before another returns.
-        if broken == 2 * _TOGETHER and not self._works:
+        if broken == _MOST_BROKEN:
             name, advice = "executor", _GUARD
             if self._workers is not None:
                 name, advice = "workers", "Call fun in this process to see why."
@@ -200,26 +187,16 @@ class Pool:
 
     def _submit(self, point: Any) -> Any:
         """The future of a point, or why there is none."""
-        point = copy(point)
         try:
-            if not self._has_processes():
-                return self._pool.submit(self._fun, point)
-            names = {"fun": self._fun, "point": point}
-            text = "exec(call, names) or names['result']"
-            return self._pool.submit(eval, text, {"call": _CALL, "names": names})
+            return self._sender.submit(self._pool, point)
         except (futures.BrokenExecutor, OSError) as error:
             # OSError: its processes died a moment ago, and their pipe is closed.
-            return _Lost(in_words(error))
+            return _Refused(in_words(error))
         except RuntimeError as error:
             kind = RuntimeError if self._works else ValueError
             raise kind(
                 f"executor must be running; got {self._pool!r}: {error}."
             ) from error
-
-    def _has_processes(self) -> bool:
-        return self._workers is not None or isinstance(
-            self._pool, futures.ProcessPoolExecutor
-        )
 
     def _result(self, future: Any) -> Any:
         """The result of a call, or why there is none."""
@@ -232,12 +209,8 @@ class Pool:
         if isinstance(error, futures.BrokenExecutor):
             return _Lost(in_words(error))
         if error is not None:
-            return Failed(in_words(error))
-        result = future.result()
-        if not self._has_processes():
-            return result
-        result, problem = result
-        return result if problem is None else Failed(_on_a_line(problem))
+            return failed(error)
+        return self._sender.result(self._pool, future)
 
     def _hung(self, submitted: list[Any], running: set[Any]) -> list[Any]:
         """The results if some points hang; the executor is replaced if it can be."""
@@ -290,37 +263,22 @@ def check_executor(executor: Any) -> None:
         )
 
 
-def _check_fun(executor: Any, fun: Callable[[Any], Any]) -> None:
-    """Raises if a function cannot be sent to the processes of an executor."""
-    if isinstance(executor, futures.ProcessPoolExecutor):
-        _check_stored(
-            fun, pickle.dumps, "Pass workers=, which stores more, or threads:"
-        )
-
-
-def _check_stored(
-    fun: Callable[[Any], Any], store: Callable[[Any], bytes], advice: str
-) -> None:
-    try:
-        store(fun)
-    except Exception as error:
-        raise TypeError(
-            f"fun must be picklable to run in processes; got {fun!r} "
-            f"({in_words(error)}). {advice} executor=ThreadPoolExecutor(8)."
-        ) from error
-
-
-def _loky(fun: Callable[[Any], Any], workers: int) -> Callable[[], Any]:
+def _loky(workers: int) -> Callable[[], Any]:
     """Returns a function that makes a pool of processes."""
     try:
-        loky, cloudpickle = map(importlib.import_module, ("loky", "cloudpickle"))
+        loky, _ = map(importlib.import_module, ("loky", "cloudpickle"))
     except ImportError as error:
         raise ImportError(
             f"workers must be None unless loky is installed; got {workers}. Run pip "
             "install loky, or pass an executor."
         ) from error
-    _check_stored(fun, cloudpickle.dumps, "Use threads:")
     return functools.partial(loky.ProcessPoolExecutor, workers)
+
+
+def _halves(points: list[int]) -> list[list[int]]:
+    """Two parts, of which none is empty."""
+    middle = len(points) // 2
+    return [part for part in (points[:middle], points[middle:]) if part]
 
 
 def _in_daemon(call: Callable[[], None]) -> None:
@@ -358,20 +316,3 @@ def _end(pool: Any, hangs: bool) -> None:
     listed = listed.get("_threads_queues", {})
     for thread in getattr(pool, "_threads", ()):
         listed.pop(thread, None)
-
-
-def copy(point: Any) -> Any:
-    """A copy of a point, since the function may write to its argument."""
-    return jax.tree.map(np.copy, point)
-
-
-def in_words(error: BaseException) -> str:
-    """The type and the message of an error, on a line."""
-    try:
-        return _on_a_line(f"{type(error).__name__}: {error}")
-    except Exception:  # The message is a method of the user's.
-        return type(error).__name__
-
-
-def _on_a_line(text: str) -> str:
-    return " ".join(text[:_LONGEST].split())

@@ -59,10 +59,8 @@ class Sharded(Evaluator):
         first = jax.tree.map(lambda x: x[0], points.directions)
         scale = points.scales[0, 0]
         t = None if points.shifts is None else points.shifts[0, 0]
-        at = shifted(params, points.shift, t, points.units)
-        _, aux = transform.evaluate(
-            loss, at, points.layout, first, scale, units=points.units
-        )
+        at = shifted(params, points.shift, t)
+        _, aux = transform.evaluate(loss, at, points.layout, first, scale)
         values = _values(fun, params, points, True, self._names, self.batch_size)
         return points.split(values), aux
 

@@ -147,10 +147,8 @@ def _values(
         for i, scale in enumerate(scales):
             at, u = xla.tie((params, direction), *after)
             t = None if shifts is None else shifts[i]
-            at = shifted(at, points.shift, t, points.units)
-            value, aux = transform.evaluate(
-                loss, at, points.layout, u, scale, units=points.units
-            )
+            at = shifted(at, points.shift, t)
+            value, aux = transform.evaluate(loss, at, points.layout, u, scale)
             if not values and has_aux and not base:
                 found, rest = trees.partition(aux, jax.Array)
                 static[:] = [rest]
@@ -198,10 +196,8 @@ def values_by_number(
     def evaluate(i: jax.Array) -> jax.Array:
         direction = jax.tree.map(lambda x: x[which[i]], points.directions)
         t = None if shifts is None else shifts[i]
-        at = shifted(params, points.shift, t, points.units)
-        return transform.evaluate(
-            loss, at, points.layout, direction, scales[i], units=points.units
-        )[0]
+        at = shifted(params, points.shift, t)
+        return transform.evaluate(loss, at, points.layout, direction, scales[i])[0]
 
     return batched_map(evaluate, numbers, batch_size)
 
@@ -232,9 +228,7 @@ def _values_in_one_batch(
     )
 
     def evaluate(direction: Direction, scale: jax.Array) -> jax.Array:
-        return transform.evaluate(
-            loss, params, points.layout, direction, scale, units=points.units
-        )[0]
+        return transform.evaluate(loss, params, points.layout, direction, scale)[0]
 
     points_at = directions, scales.at[0].set(0)
     return batched_map(lambda point: evaluate(*point), points_at, None)

@@ -1,7 +1,7 @@
-"""The contract of a method: a generator that yields points and receives their values."""
+"""The contract of a method: a generator that yields points and receives values."""
 
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,8 @@ class Start(NamedTuple):
 
     Attributes:
       params: Starting point θ₀, float64, shape [d]; within the box and rounded.
-      box: Bounds, which all points must respect.
+      box: Bounds, which all points must respect. Finite ones are rounded inward to the
+        dtypes of the parameters, so that a point of the box is in it once rounded.
       rng: Random numbers of the run. A method has no other source of randomness.
       resolution: Relative spacing of the values: the machine epsilon of the dtype in
         which the function computes.
@@ -80,8 +81,11 @@ class End(NamedTuple):
     reason: str
 
 
-# What a method's generator yields, receives and returns. Values that failed are NaN.
-Steps = Generator[np.ndarray | Ask, np.ndarray, End]
+T = TypeVar("T")
+
+# A part of a method: it yields points, receives values, NaN if one failed, and returns.
+Part = Generator[np.ndarray | Ask, np.ndarray, T]
+Steps = Part[End]
 
 
 class Method(Protocol):

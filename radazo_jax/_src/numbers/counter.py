@@ -140,6 +140,12 @@ def shift_left(word: jax.Array, distance: int) -> Counter:
     return Counter(hi, word << np.uint32(distance))
 
 
+def shift_right(at: Counter | Positions, distance: int) -> Counter:
+    """64-bit integers divided by 2^distance, which is from 1 to 31, rounded down."""
+    down, up = np.uint32(distance), np.uint32(32 - distance)
+    return Counter(at.hi >> down, (at.lo >> down) | (at.hi << up))
+
+
 def concatenate(parts: Sequence[Positions]) -> Positions:
     """All positions as one, to be drawn together; `split` takes them apart.
 

@@ -51,7 +51,7 @@ def dot_general(
         (names_right, names_left) if view_is_left else (names_left, names_right)
     )
     wide = widest((x, base, plain))
-    given = (view.scale * view.norm, first, second)
+    given = (view.scale.astype(view.norm.dtype) * view.norm, first, second)
     factors = [array.astype(wide) for array in given]
     noise = _chain(x, names_x, factors, names_view, out, params["precision"])
     return [(plain.astype(wide) + noise).astype(plain.dtype)]
@@ -74,7 +74,7 @@ def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> list[jax.Array]
     base = view.base.astype(view.dtype)
     [plain] = bind(eqn, [x, base])
     wide = widest((x, base, plain))
-    given = (x, view.scale * view.norm, first, second)
+    given = (x, view.scale.astype(view.norm.dtype) * view.norm, first, second)
     x, scale, first, second = (array.astype(wide) for array in given)
     # The rank takes the place of the kernel's output features.
     shape = [*view.shape, first.shape[-1]]

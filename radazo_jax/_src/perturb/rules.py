@@ -224,7 +224,8 @@ def _gather(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     if view.u is None and eqn.params["fill_value"] is not None:
         return None  # The fill value is rounded to the leaf's dtype, not to base's.
     [base] = bind(eqn, [view.base, starts])
-    return [rearrange.gather(view, starts, base, eqn.params)]
+    found = rearrange.gather(view, starts, base, eqn.params)
+    return [dataclasses.replace(found, looked_up=True)]
 
 
 def _constrained(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:

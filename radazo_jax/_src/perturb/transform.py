@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import trees
+from radazo_jax._src import checks, trees
 from radazo_jax._src.directions.dense import Gaussian
 from radazo_jax._src.directions.distribution import Direction, Distribution
 from radazo_jax._src.directions.layout import Layout, MatrixAxes, layout_of, matrix_axes
@@ -79,11 +79,10 @@ def evaluate(
     scale: jax.typing.ArrayLike,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] = MappingProxyType({}),
-    units: Any = None,
 ) -> _T:
-    """`perturb(fun)` for arrays with a known layout, and in the units of `Points`."""
+    """`perturb(fun)` for arrays with a known layout."""
     jaxpr, outputs_of = _trace(fun, params, args, kwargs)
-    given = views.views_of(params, layout, direction, jnp.asarray(scale), units)
+    given = views.views_of(params, layout, direction, jnp.asarray(scale))
     return outputs_of(rules.evaluate(jaxpr, views.with_small_drawn(given)))
 
 
@@ -106,6 +105,7 @@ def _trace(
         return arrays
 
     jaxpr = jax.make_jaxpr(of_params)(params)
+    checks.check_no_refs(jaxpr.consts)
     return jaxpr, static[0].merge
 
 

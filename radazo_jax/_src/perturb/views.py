@@ -48,6 +48,7 @@ class View:
       u: The elements as they are held; `None` if they have been added to `base`.
       converted: Whether `dtype` is not the leaf's.
       mask: Whether an element is perturbed, broadcastable; `None` if all are.
+      looked_up: Whether `base` was read by an index, and so is an array of its own.
       on_use: `on_use(view, contracted)`, called when the view is used: in a product
         that contracts the given axes, or built (none). Such a view is only traced, so
         building it draws nothing.
@@ -60,6 +61,7 @@ class View:
     u: Elements | None
     converted: bool = False
     mask: jax.Array | None = None
+    looked_up: bool = False
     on_use: Callable[["View", set[int]], None] | None = None
 
     @property
@@ -127,13 +129,19 @@ class View:
         if self.u is None or self.on_use is not None:
             return self.base.astype(self.dtype)
 
-        def rounded(u: Elements, norm: jax.Array, scale: jax.Array) -> jax.Array:
-            return self._sum(u, norm, scale).astype(self.dtype)
-
         if not isinstance(self.u, LazyElements):
-            return rounded(self.u, self.norm, self.scale)
+            return self._sum(self.u, self.norm, self.scale).astype(self.dtype)
         late = [value for value in after if id(value) not in ready]
-        u = xla.tie(self.u, *late)
+        u, base = xla.tie(self.u, *late), self.base
+        if self.looked_up:
+            # A TPU would keep what was looked up in float32 from the first sum of it
+            # to the last.
+            base = xla.tie_on_tpu(base, *late)
+        view = dataclasses.replace(self, base=base)
+
+        def rounded(u: Elements, norm: jax.Array, scale: jax.Array) -> jax.Array:
+            return view._sum(u, norm, scale).astype(self.dtype)
+
         return xla.compute_once(rounded, u, self.norm, self.scale, after=after)
 
     def _sum(self, u: Elements, norm: jax.Array, scale: jax.Array) -> jax.Array:
@@ -164,14 +172,11 @@ def views_of(
     layout: Layout,
     direction: Direction,
     scale: jax.Array,
-    units: Any = None,
 ) -> list[View]:
     """The leaves of the parameters, perturbed by `direction`, unbuilt."""
     held = direction.cached or _unstored(direction, layout)
     leaves = jax.tree.leaves(params)
-    scales = [scale] * len(leaves)
-    if units is not None:
-        scales = [scale.astype(s.dtype) * s for s in jax.tree.leaves(units)]
+    scales = [scale.astype(at_least_float32(leaf.dtype)) for leaf in leaves]
     return [
         View(leaf, leaf.dtype, factor, direction.scale, u)
         for leaf, factor, u in zip(leaves, scales, held, strict=True)
@@ -179,15 +184,9 @@ def views_of(
 
 
 def with_small_drawn(given: Sequence[View]) -> list[View]:
-    """`given`, with the smallest lazy elements drawn, and leaves of many units."""
+    """`given`, with the smallest lazy elements drawn."""
     room, small = _MAX_DRAWN_TOGETHER, []
-    # The rearrangements of a view do not follow the units of elements.
-    small += [i for i, view in enumerate(given) if view.scale.ndim]
-    drawn = [
-        i
-        for i, view in enumerate(given)
-        if isinstance(view.u, LazyElements) and i not in small
-    ]
+    drawn = [i for i, view in enumerate(given) if isinstance(view.u, LazyElements)]
     for i in sorted(drawn, key=lambda i: given[i].base.size):
         room -= given[i].base.size
         if room >= 0:

@@ -18,14 +18,14 @@ from radazo_jax._src.base import (
     candidates,
 )
 from radazo_jax._src.directions.dense import sphere
+from radazo_jax._src.estimators.differences import forward_difference
 from radazo_jax._src.estimators.gradients import points_of
-from radazo_jax._src.evaluators.external import External
+from radazo_jax._src.evaluators.external import External, Mistake
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.runs import classes, learning_rate, lost
+from radazo_jax._src.runs import learning_rate, lost
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.smoothing import Evaluated, Smoothing, Table
-from radazo_jax._src.steps.defaults import is_staged, method
 
 _DIRECTIONS = 4
 _REPEATS = 4
@@ -167,24 +167,9 @@ def diagnose(
       >>> measured.learning_rate.over(500).learning_rate
       0.0...
 
-      The class of a function of few parameters:
-
-      >>> import numpy as np
-      >>> zo.diagnose(lambda x: float(np.sum(np.floor(x))), np.full(2, 0.3)).kind
-      'in steps'
     """
-    minibatches = sample is not None
-    chosen = method(None, estimator, None, params, minibatches)[1]
-    if estimator is not None or not is_staged(None, None, None, params, minibatches):
-        return _measured_at(fun, params, chosen, key, sample)
-    params = trees.with_float64(params)
-    kind, sizes = classes.class_of(fun, params, key)
-    with trees.precision_of(params):
-        found = _measured_at(fun, params, chosen, key, has_class=True)
-    # The default method has no smoothing to change.
-    kept = found.advice if kind == "failing" else ()
-    advice = (classes.ADVICE[kind],) if kind in classes.ADVICE else kept
-    return found._replace(kind=kind, sizes=sizes, advice=advice)
+    chosen = forward_difference() if estimator is None else estimator
+    return _measured_at(fun, trees.with_float64(params), chosen, key, sample)
 
 
 def _measured_at(
@@ -339,8 +324,11 @@ def _by_hand(fun: Any, params: Any, points: Points) -> _Values:
 
     def evaluate(at_start: int, at_points_each: int) -> Any:
         order = np.array([0] * at_start + others * at_points_each)
-        with External().open(fun) as calls:
-            outcome = calls.repeat(jax.tree.map(lambda x: x[order], asked))
+        try:
+            with External().open(fun) as calls:
+                outcome = calls.repeat(jax.tree.map(lambda x: x[order], asked))
+        except Mistake as mistake:
+            raise TypeError(str(mistake)) from mistake.__cause__
         assert outcome is not None
         failures.update(outcome.failures.values())
         moved = outcome.values[at_start:].reshape(at_points_each, -1, 2)

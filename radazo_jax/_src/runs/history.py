@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from radazo_jax._src import shown
+from radazo_jax._src import shown, trees
 from radazo_jax._src.runs import journal
 from radazo_jax._src.steps.states import StepInfo
 
@@ -113,10 +113,10 @@ class History(NamedTuple):
             writer.writerows(self.rows())
 
 
-def losses(history: History) -> np.ndarray:
-    """The loss, as results have it: float32, [steps]."""
+def losses(history: History, dtype: jax.typing.DTypeLike) -> np.ndarray:
+    """The loss in the dtype of a run, as results have it: [steps]."""
     with np.errstate(all="ignore"):
-        return history.value.astype(np.float32)
+        return history.value.astype(dtype)
 
 
 def scalars(state: object) -> dict[str, jax.Array | np.ndarray]:
@@ -148,7 +148,7 @@ def names(state: Any) -> tuple[str, ...]:
 
 
 def numbers(info: StepInfo, state: Any) -> jax.Array:
-    """The numbers of a step: float32, [names].
+    """The numbers of a step: [names], in the widest dtype of the parameters.
 
     Args:
       info: The values, the slope and the outcome of the step.
@@ -158,7 +158,8 @@ def numbers(info: StepInfo, state: Any) -> jax.Array:
     known["failed"] = info.failed
     found = [known[name] for name in _OF_A_STEP]
     found += _scalars(state, _OF_A_STEP).values()
-    return jnp.stack([jnp.asarray(x, jnp.float32) for x in found])
+    dtype = trees.widest(state.params)
+    return jnp.stack([jnp.asarray(x).astype(dtype) for x in found])
 
 
 def of_values(values: Any) -> dict[str, Any]:

@@ -25,8 +25,10 @@ import jax
 import numpy as np
 
 from radazo_jax._src import checks, programs, trees
+from radazo_jax._src.runs.asker import Asker
 from radazo_jax._src.runs.learning_rate import LearningRate
-from radazo_jax._src.steps import box, step, units
+from radazo_jax._src.steps import box, step
+from radazo_jax._src.steps.box import Bounds
 from radazo_jax._src.steps.states import Run, SolverState
 
 Path = str | os.PathLike[str]
@@ -56,6 +58,8 @@ class Record(NamedTuple):
       seconds: Duration of the evaluations.
       failures: Texts about evaluations that failed.
       mean: The mean of the values at the points, if `values` are their signs.
+      again: The number of the evaluation whose point was evaluated again, [n] times, at
+        the end of a noisy run; `None` for a step.
     """
 
     step: int
@@ -64,6 +68,7 @@ class Record(NamedTuple):
     seconds: float
     failures: tuple[str, ...] = ()
     mean: float | None = None
+    again: int | None = None
 
     @property
     def lowest(self) -> Any:
@@ -103,6 +108,7 @@ class Journal:
         self.line: dict[str, Any] | None = None
         self.records: list[Record] = []
         self._size = self._checksum = 0  # Of all complete lines.
+        self._steps = 0
         self._file: Any = None
 
     @contextmanager
@@ -168,7 +174,9 @@ class Journal:
             if self.line is None:
                 self.line = _line(fields, self.path)
             else:
-                self.records.append(_record(fields, number - 1, self.line))
+                record = _record(fields, self._steps, self.line)
+                self._steps += record.again is None
+                self.records.append(record)
         except _OtherFormat:
             raise
         except _OTHER as error:
@@ -178,7 +186,7 @@ class Journal:
 
     def _check_torn(self, number: int, text: bytes) -> None:
         """Warns of a line without its end if a run began to write it."""
-        begin = b'{"step":%d,' % (number - 1) if number else _BEGIN
+        begin = b'{"step":' if number else _BEGIN
         # A loss of power may leave zeros, of a block that was not yet written.
         written = text.rstrip(b"\0")
         if len(text) == _LONGEST or not (
@@ -230,7 +238,7 @@ class Journal:
             "params": f"{record.params:08x}",
             "seconds": float(f"{record.seconds:.3g}"),
         }
-        for name in ("failures", "mean"):
+        for name in ("failures", "mean", "again"):
             if fields[name] in (None, ()):
                 del fields[name]
         self._write(fields)
@@ -282,12 +290,14 @@ def _record(fields: dict[str, Any], step: int, line: dict[str, Any]) -> Record:
     )
     if not isinstance(record.mean, float | None):
         raise ValueError(f"its mean is {record.mean!r}")
+    if not isinstance(record.again, int | None):
+        raise ValueError(f"its again is {record.again!r}")
     if type(record.step) is not int or record.step != step:
         raise ValueError(f"it is of step {record.step!r}")
     if values.ndim not in (1, 2) or not values.size:
         raise ValueError(f"its values have the shape {values.shape}")
-    # Stages of the default method have numbers of points of their own.
-    if len(values) not in (1, line["points"]) and not line.get("staged"):
+    # The steps of a method have any numbers of points.
+    if line["points"] is not None and len(values) != line["points"]:
         raise ValueError(f"it has {len(values)} values, and not {line['points']}")
     return record
 
@@ -334,7 +344,7 @@ def _is_at(path: Path, file: io.RawIOBase) -> bool:
 def line_of_run(
     state: SolverState, run: Run, rate: LearningRate | None = None
 ) -> dict[str, Any]:
-    """The first line of a journal, which identifies a run.
+    """The first line of the journal of an optimizer, which identifies its run.
 
     Args:
       state: The state before the first step.
@@ -342,39 +352,56 @@ def line_of_run(
       rate: The learning rate that was found before the first step.
     """
     points = programs.of(step.points_without_loss, run.estimator, state)(state)
-    leaves = jax.tree_util.tree_leaves_with_path(state.params)
+    return _line_of(state.params, state.key, run.bounds) | {
+        "estimator": text_of(run.estimator),
+        "scales": np.asarray(points.scales[0]).tolist(),
+        "points": points.num_points,
+        "learning_rate": None if rate is None else rate._asdict(),
+        "dtype": str(trees.widest(state.params)),
+    }
+
+
+def line_of_method(asker: Asker, bounds: Bounds | None) -> dict[str, Any]:
+    """The first line of the journal of a method, which identifies its run.
+
+    Args:
+      asker: Asks the method, before its first step.
+      bounds: The bounds of the run.
+    """
+    return _line_of(asker.vectors.tree, asker.key, bounds) | {
+        "method": text_of(asker.method),
+        "points": None,
+        "resolution": asker.resolution,
+        "dtype": "float64",
+    }
+
+
+def _line_of(params: Any, key: jax.Array, bounds: Bounds | None) -> dict[str, Any]:
+    """The part of the first line that all runs have."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
     shapes = {
         jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in leaves
     }
     device = jax.devices()[0]
-    bounds = None if run.bounds is None else box.as_trees(run.bounds, state.params)
-    sizes = None if run.units is None else units.as_trees(run.units, state.params)
-    line = {
+    with trees.precision_of(params):
+        start = f"{int(trees.checksum_of(params)):08x}"
+        given = None if bounds is None else box.as_trees(bounds, params)
+    return {
         "format": FORMAT,
-        "key": np.asarray(jax.random.key_data(state.key)).tolist(),
+        "key": np.asarray(jax.random.key_data(key)).tolist(),
         "params": shapes,
-        "start": f"{int(trees.checksum_of(state.params)):08x}",
-        "estimator": _text_of(run.estimator),
-        "search": _text_of(run.search),
-        "scales": np.asarray(points.scales[0]).tolist(),
-        "points": points.num_points,
-        "bounds": _texts(bounds),
-        "scale": _texts(sizes),
-        "learning_rate": None if rate is None else rate._asdict(),
-        "dtype": str(trees.widest(state.params)),
+        "start": start,
+        "bounds": _texts(given),
         "versions": {name: _version(name) for name in _PACKAGES},
         "device": f"{device.platform} {device.device_kind}",
     }
-    if run.staged:
-        tolerance = getattr(run.estimator, "tolerance", None)
-        line |= {"staged": True, "tolerance": tolerance}
-    return line
 
 
-def _text_of(part: Any) -> str:
-    """An estimator or a search in words, the same in each process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", " ".join(repr(part).split()))
+def text_of(part: Any) -> str:
+    """An estimator or a method in words, the same in each process."""
+    text = getattr(part, "__qualname__", None) or " ".join(repr(part).split())
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def _texts(tree: Any) -> dict[str, str]:

@@ -10,14 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, trees
 from radazo_jax._src.runs.history import History, losses
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.rising import Rising
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.steps.stages import Stage
-from radazo_jax._src.steps.states import Policy, RunError, SolverState, failure_counts
+from radazo_jax._src.steps.states import (
+    Failures,
+    Policy,
+    RunError,
+    failure_counts,
+)
 
 # So many equal steps at the start of a run are warned about.
 _STILL = 10
@@ -43,16 +47,36 @@ class Steps(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def state(self) -> SolverState:
+    def state(self) -> Any:
         """The state after the latest step."""
 
     @property
-    def methods(self) -> tuple[Stage, ...]:
-        """The stages so far."""
-        return ()
+    def number(self) -> int:
+        """The number of steps of the whole run."""
+        return int(self.state.step)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of values."""
+        return trees.widest(self.state.params)
+
+    @property
+    def failures(self) -> Failures:
+        """Counts of failures in the whole run."""
+        failures: Failures = self.state.failures
+        return failures
+
+    def has_used(self, count: int) -> bool:
+        """Whether a value could be used in one of the latest steps, so many."""
+        return int(self.failures.in_a_row) < count
+
+    @property
+    def reason(self) -> str:
+        """The reason for which a method has ended, or an empty string."""
+        return ""
 
     def ended(self) -> str:
-        """The reason for which the run ends by itself; else begins what follows."""
+        """Returns "converged" if the run ends by itself, else an empty string."""
         return ""
 
     @abc.abstractmethod
@@ -71,7 +95,7 @@ class Steps(abc.ABC):
     def params(self, stopped: str) -> Any:
         """The parameters of the result of a run that ends for this reason."""
 
-    def outside(self) -> SolverState:
+    def outside(self) -> Any:
         """The state as the caller gets it."""
         return self.state
 
@@ -142,16 +166,15 @@ def _take_all(
     rising: Rising | None,
 ) -> str:
     """Takes the steps; returns the reason for which the run ended."""
-    budget, limits = steps.budget, policy.limits(steps.state)
-    begun, standstill = budget.evaluations, _Standstill(steps.state)
-    # What follows may need more evaluations than are left.
-    while not (stopped := budget.reason() or steps.ended() or budget.reason()):
+    budget, limits = steps.budget, policy.limits(steps.failures)
+    begun, standstill = budget.evaluations, _Standstill(steps.number, steps.dtype)
+    while not (stopped := budget.reason() or steps.ended()):
         before = len(steps.rows)
         if not steps.take():
             stopped = "interrupted"
             break
-        show({**steps.figures(), **failure_counts(steps.state)})
-        policy.check(steps.state, limits, steps.last_failure)
+        show({**steps.figures(), **failure_counts(steps.failures)})
+        policy.check(steps.failures, steps.number, limits, steps.last_failure)
         for row in steps.rows[before:]:
             standstill.see(row)
             if rising is not None:
@@ -159,7 +182,8 @@ def _take_all(
         if ends():
             stopped = budget.reason() or "callback"
             break
-    policy.check_used(steps.state, budget.steps, steps.last_failure)
+    usable = steps.has_used(budget.steps)
+    policy.check_used(usable, budget.steps, steps.last_failure)
     count = budget.evaluations - begun
     if 2 * steps.num_failed > count:
         checks.warn(
@@ -178,9 +202,10 @@ class _Standstill:
     not looked at.
     """
 
-    def __init__(self, state: SolverState):
-        """Begins to look at a run, in the state before its first step."""
-        self._values: list[float] | None = None if int(state.step) else []
+    def __init__(self, number: int, dtype: Any):
+        """Begins to look at a run after so many steps, by values of a dtype."""
+        self._values: list[float] | None = None if number else []
+        self._eps = float(np.finfo(dtype).eps)
 
     def see(self, row: Mapping[str, Any]) -> None:
         """Looks at the numbers of one or several steps, as a `History` has them.
@@ -196,7 +221,7 @@ class _Standstill:
         )
         slope = np.atleast_1d(row.get("slope", np.zeros_like(value)))[few]
         # The mean of n equal values may differ from them by n roundings.
-        rounding = points * np.finfo(np.float32).eps * np.abs(value)
+        rounding = points * self._eps * np.abs(value)
         equal = bool(np.all((std <= rounding) & (slope == 0)))
         self._values += value.tolist()
         first = self._values[0]
@@ -217,11 +242,12 @@ def _result(
     steps: Steps, params: Any, stopped: str, rate: LearningRate | None
 ) -> Result:
     state, history = steps.outside(), steps.history()
-    count = int(np.sum(history.evaluations))
+    count = int(np.sum(history.evaluations)) + steps.budget.again
     if rate is not None:
         count += rate.num_evaluations
-    given = params, steps.best, losses(history), count, state, history, stopped
-    return Result(*given, stages=steps.methods, learning_rate=rate)
+    values = losses(history, steps.dtype)
+    given = params, steps.best, values, count, state, history, stopped
+    return Result(*given, reason=steps.reason, learning_rate=rate)
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """The part of perturbations that parameters round away."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +7,8 @@ import optax
 
 from radazo_jax._src import checks, xla
 from radazo_jax._src.base import Points
-from radazo_jax._src.directions.distribution import elements
-from radazo_jax._src.steps import step, units
+from radazo_jax._src.directions.distribution import elements, num_random
+from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, SolverState
 from radazo_jax._src.trees import wide
 
@@ -40,8 +38,7 @@ def warn_of_rounding(run: Run, state: SolverState) -> None:
     if all(leaf.dtype.itemsize >= 4 for leaf in jax.tree.leaves(state.params)):
         return
     points, _ = step.points_at(run, state, step.loss_at(run, state))
-    placed = units.around(run.units, state.params, points)
-    lost = by_rounding(placed, state.params)
+    lost = by_rounding(points, state.params)
     bad = {name: share for name, share in lost.items() if share > _LOST}
     if bad:
         name, share = max(bad.items(), key=lambda item: item[1])
@@ -58,12 +55,11 @@ def _lost(points: Points, params: optax.Params) -> list[jax.Array]:
     first = jax.tree.map(lambda x: x[0], points.directions)
     scale = points.scales[0, 0]
 
-    def share(p: jax.Array, u: jax.Array, unit: Any, kept: bool) -> jax.Array:
+    def share(p: jax.Array, u: jax.Array, kept: bool) -> jax.Array:
         if kept:
             return jnp.zeros(())
         before = wide(p)
         wanted = scale.astype(before.dtype) * u.astype(before.dtype)
-        wanted = wanted if unit is None else unit * wanted
         # A fused program would compute with the sum before it is rounded.
         moved = wide(xla.rounded((before + wanted).astype(p.dtype))) - before
         return _share(moved - wanted, wanted)
@@ -71,10 +67,9 @@ def _lost(points: Points, params: optax.Params) -> list[jax.Array]:
     # A matrix that is perturbed by factors is multiplied as it is.
     leaves = points.layout.leaves
     distribution = first.distribution
-    kept = [distribution._size(leaf) < leaf.size for leaf in leaves]
+    kept = [num_random(distribution, leaf) < leaf.size for leaf in leaves]
     us = elements(first, points.layout)
-    units = jax.tree.leaves(points.units) or [None] * len(us)
-    return list(map(share, jax.tree.leaves(params), us, units, kept))
+    return list(map(share, jax.tree.leaves(params), us, kept))
 
 
 def moved(points: Points) -> Points:

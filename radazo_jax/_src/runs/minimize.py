@@ -1,11 +1,10 @@
 """Whole runs: of functions that JAX traces, and of any Python function."""
 
 import functools
-import math
 from collections.abc import Callable
 from concurrent import futures
-from contextlib import ExitStack
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,33 +15,43 @@ from radazo_jax._src.base import (
     Evaluator,
     GradientEstimator,
     Objective,
-    Search,
     check_evaluator,
 )
-from radazo_jax._src.evaluators.external import External
+from radazo_jax._src.estimators.differences import forward_difference
+from radazo_jax._src.evaluators.external import Calls, External
 from radazo_jax._src.evaluators.vectorized import vectorized
+from radazo_jax._src.methods.contract import Method
+from radazo_jax._src.methods.policy import untuned
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import loop, rates
-from radazo_jax._src.runs.journal import Journal, Path, line_of_run
+from radazo_jax._src.runs.asked import ByCalls, ByProgram, Evaluate, MethodSteps
+from radazo_jax._src.runs.asker import MethodState, begun, resolution_of
+from radazo_jax._src.runs.journal import Journal, Path, line_of_method, line_of_run
+from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.lost import warn_of_rounding
 from radazo_jax._src.runs.one_by_one import Called, OneByOne, Traced
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.rising import Rising
 from radazo_jax._src.runs.steps import Compiled
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.runs.told import Stepper, Told, begin
-from radazo_jax._src.steps import defaults, states, step, units
-from radazo_jax._src.steps.box import BoundsLike, as_bounds
-from radazo_jax._src.steps.defaults import FEW
-from radazo_jax._src.steps.stages import Stages, of_state, with_tolerance
+from radazo_jax._src.runs.told import Stepper, Told, begin, is_method
+from radazo_jax._src.steps import states, step
+from radazo_jax._src.steps.box import Bounds, BoundsLike, as_bounds
 from radazo_jax._src.steps.states import Policy, Run, SolverState
 
+# Up to so many parameters, the default is a method on the host.
+MOST = 10_000
 
+# The number of steps of a method without a budget, which usually ends before.
+MOST_STEPS = 10_000
+
+
+@checks_names
 def minimize(
     fun: Objective,
     params: optax.Params,
-    optimizer: optax.GradientTransformation | None = None,
+    optimizer: optax.GradientTransformation | Method | None = None,
     estimator: GradientEstimator | None = None,
-    search: Search | None = None,
     *,
     evaluator: Evaluator = vectorized(),
     num_steps: int | None = None,
@@ -56,7 +65,7 @@ def minimize(
     sample: Callable[[jax.Array], object] | None = None,
     bounds: BoundsLike | None = None,
     scale: Any = None,
-    state: SolverState | None = None,
+    state: SolverState | MethodState | None = None,
     chunk_size: int | None = None,
     progress: bool = True,
     callback: Callable[[Report], object] | None = None,
@@ -67,11 +76,16 @@ def minimize(
 ) -> Result:
     """Minimizes a function from its values alone.
 
-    The steps of a function that JAX traces run on the device in chunks. A chunk is one
-    compiled loop whose length is an argument, so any number of steps compiles once.
-    With the evaluator `external` or a journal, steps are taken one by one. The random
-    numbers of a step depend only on the key and the number of the step; chunks and
-    interruptions do not change them.
+    Up to 10,000 parameters, nothing needs to be named: a method on the host,
+    `methods.untuned()`, chooses points by the values so far. With an optimizer or an
+    estimator, on minibatches, or for more parameters, each step estimates a gradient in
+    one program, and an Optax optimizer uses it.
+
+    The steps of an optimizer on a function that JAX traces run on the device in chunks.
+    A chunk is one compiled loop whose length is an argument, so any number of steps
+    compiles once. Methods, Python functions and journals take steps one by one. Random
+    numbers depend only on the key and the steps before; chunks and interruptions do not
+    change them.
 
     Args:
       fun: The loss, `fun(params)`, or `fun(params, xi)` if `sample` is given;
@@ -79,74 +93,55 @@ def minimize(
         evaluator `external`, any Python function, as in `minimize_black_box`, without
         `sample`, `has_aux` and `chunk_size`.
       params: The starting point, a tree of floating-point arrays. Not modified.
-      optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
-        `grad`, `slope` (along `grad`), `value_fn` and `measured` (whether the loss at
-        the parameters is finite; if not, `value` replaces it) as extra arguments, if
-        it takes any. By default nothing is tuned: `bfgs()` up to 100 parameters, and
-        `optax.sgd(1.0)` for more or if an estimator is named. If neither estimator nor
-        search is named, `estimators.cma()` follows `bfgs()` under noise, on functions
-        in steps, and once gradients lead nowhere; see `stages` of the result. If
-        `sample` is given, it is R-AdaZO at the learning rate that
-        `find_learning_rate` measures before the first step, with the smoothing of an
-        estimator that names none. The rate falls linearly to 0 over the run; without
-        `num_steps` and `max_evaluations`, it falls as 1/√(1 + t/100). Above 2²⁴
-        parameters its moments are replayed.
-      estimator: An estimator; by default `full_difference()` with the default `bfgs()`,
-        else `adaptive_difference(orthonormal(), K)`, with K = √d, but at least 10 and
-        at most 32. It is `accelerated` unless an optimizer is named. For
-        minibatches it is `forward_difference(orthonormal())`.
-      search: A search, which finds the length of the steps and may reject them. It is
-        `search.whole()` if an optimizer is named, whose steps are taken as they are; by
-        default `search.backtracking()` with the default `bfgs()`, `search.parabolic()`
-        otherwise, and `search.whole()` for minibatches.
+      optimizer: A method, such as `methods.evolution()`, or an Optax transformation,
+        such as `radazo(1e-3)`. The latter gets `value`, `grad`, `slope` (along `grad`),
+        `value_fn` and `measured` (whether the loss at the parameters is finite; if not,
+        `value` replaces it) as extra arguments, if it takes any. By default,
+        `methods.untuned(tolerance, restarts, scale)` if no estimator and no `sample` is
+        given and there are at most 10,000 parameters. Otherwise it is R-AdaZO at the
+        learning rate that `find_learning_rate` measures before the first step, with the
+        smoothing of an estimator that names none. The rate falls linearly to 0 over the
+        run; without `num_steps` and `max_evaluations`, it falls as 1/√(1 + t/100).
+        Above 2²⁴ parameters its moments are replayed.
+      estimator: An estimator, if an Optax transformation takes the steps; by default
+        `forward_difference()`, and `forward_difference(orthonormal())` at a measured
+        learning rate.
       num_steps: The number of steps in this call; with a journal, of the whole run. By
-        default 1000, or fewer if the default method converges, also with a `target`;
-        with another budget, at most 2³¹ − 2 for the whole run. A run at a learning rate
-        that was measured ends once this rate is 0, at the latest.
+        default 1000, or 10,000 with a method, which usually ends before, also with a
+        `target`; with another budget, at most 2³¹ − 2 for the whole run. A run at a
+        learning rate that was measured ends once this rate is 0, at the latest.
       key: The key of the whole run; it is consumed.
       evaluator: The evaluator of the points: `vectorized(batch_size)` or
         `sharded(axis_name)` for functions that JAX traces, or `external(...)` for
         Python functions, as in `minimize_black_box`.
       max_evaluations: The most evaluations of `fun` in this call; with a journal, in
-        the whole run. The run ends before the step that would exceed it. Counted are
-        the points of the estimator, as in `history.evaluations`, and those that measure
-        the learning rate, but not retries, points that were not evaluated, and what an
-        optimizer evaluates by `value_fn`.
+        the whole run. The run ends before the step that would exceed it, and with a
+        method, within the step. If a method has seen noise, a tenth is kept to evaluate
+        its best points again. Counted are the points, as in `history.evaluations`, and
+        those that measure the learning rate, but not retries, points that idle workers
+        evaluate in advance, and what an optimizer evaluates by `value_fn`.
       max_seconds: The most seconds from the start of this call, with compilation. The
         run ends after the first chunk that ends later, or after the first such step if
         steps are taken one by one. Without `chunk_size`, chunks get shorter toward this
         time. Not for runs of several processes.
       target: A finite number. The run ends after the first step whose value, as in
         `values`, is not above it, in float32. The value is the loss before the update
-        of the step. With `external`, it is `best.value`, in the dtype of the values.
+        of the step. With `external` or a method it is `best.value`; if a method has
+        seen noise, it is the mean of four further values at that point.
       patience: The run ends after so many steps in a row whose value is not below the
         lowest before, in this call; with a journal, in the whole run. Steps without a
-        finite value count as well. With `external`, the value is `best.value`.
-      tolerance: τ, a number in [0, 1), if the default method runs, up to 100
-        parameters. Its first stage, which follows slopes, is over once a step has
-        changed the value f by at most τ max(|f|, |f(θ₀)|), and each parameter by at
-        most τ max(|θᵢ|, sᵢ), with its size sᵢ: its `scale`, times the size that the run
-        has found, if any. The run then ends, or restarts. With or without a tolerance,
-        the stage is over once slopes are too small to lower the value any further.
-      restarts: The number of searches for another minimum, likewise. The first search
-        is over at a minimum of the first stage, or once `estimators.cma()`, which
-        follows it otherwise, has nothing more to tell. A restart is `cma`, with twice
-        the population of any before. After the last one, the run ends with
-        `stopped="converged"`, unless a budget ends it before. By default 0 without a
-        budget, and any number with one; a `target` is no budget.
+        finite value count as well. With `external` or a method, the value is
+        `best.value`.
+      tolerance: As in `methods.untuned`, if nothing else is named.
+      restarts: As in `methods.untuned`, likewise. By default 0 without a budget, and
+        any number with one; a `target` is no budget.
       sample: `sample(key) -> xi` draws the random variable ξ of the loss, such as a
         minibatch, once a step: all evaluations of the step share it.
       bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
         `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
-      scale: S, the size of a typical change of each parameter: a positive number, or a
-        tree like the parameters of numbers and of arrays that broadcast to its leaves.
-        With any method, the run takes the steps in which it would minimize f(S z) from
-        z = θ₀/S: smoothing, learning rates and weight decay are in units of S. S is
-        rounded to powers of two, so that it rounds nothing else. Results, states and
-        `bounds` are in the units of the parameters. Repeat it to continue from a state
-        or a journal. By default 1. Up to 100 parameters,
-        the default method then finds sizes by itself if it needs them, from finite
-        bounds or from values.
+        A list of pairs, one for each element of an array of parameters, is read as
+        SciPy reads it. `None` is no bound.
+      scale: As in `methods.untuned`, likewise.
       state: A state to continue from, as returned by a previous call or passed to
         `callback`. Its parameters and key replace `params` and `key`, and it holds the
         learning rate that was measured. With `external`, it must have the dtypes of
@@ -165,6 +160,7 @@ def minimize(
         neither parameters nor optimizer state move. If the loss at the parameters is
         not finite, the mean of the other values replaces it. "raise": the run ends.
       max_consecutive_failures: The number of steps skipped in a row that ends the run.
+        With a method, d + 1 evaluations that fail in a row count as a step.
       has_aux: Whether `fun` returns a pair, of which the second part is dropped.
       journal: The path of a file to which the values of each step are added. The same
         call resumes the run from the end of the file; `replay` rebuilds it. One of its
@@ -212,75 +208,183 @@ def minimize(
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
     check_evaluator(evaluator, traces=False)
+    checks.check_callback(callback)
     calls = not evaluator.compiled
     _check_used(calls, state, journal, chunk_size, sample, has_aux)
     if calls:
         params = trees.with_float64(params)
         _check_precision(params, state)
-    initial = params if state is None else state.params
     loss = functools.partial(step.without_aux, fun) if has_aux else fun
-    method = optimizer, estimator, search, initial, sample is not None
-    run = Run(
-        *(None if calls else loss, sample, *defaults.method(*method)),
-        *(vectorized() if calls else evaluator, as_bounds(bounds)),
-        *(defaults.is_staged(*method), units.as_units(scale)),
-    )
-    run, most_restarts = _with_stages(run, state, budget, tolerance, restarts)
+    settings = {"tolerance": tolerance, "restarts": restarts, "scale": scale}
+    method = _method(optimizer, estimator, params, sample, settings, budget)
     # Functions of the caller run under the caller's setting.
     context = functools.partial(jax.enable_x64, trees.has_x64())
+    initial = params if state is None else state.params
     with ExitStack() as stack:
         if calls:
             stack.enter_context(trees.precision_of(initial))
-        begun = states.resumed(begin(run, params, key, state))
-        budget.start(run, begun, trees.widest(begun.params) if calls else np.float32)
-        file = rate = None
+        file = None
         if journal is not None:
             file = stack.enter_context(Journal(journal).opened())
-        if not calls:
-            warn_of_rounding(run, begun)
-            run = step.traced(run, begun)
-            if sample is not None and optimizer is None:
-                _check_no_scale(scale)
-                given = budget, state is None, file
-                run, begun, rate = rates.of_run(run, begun, *given)
-        interrupted = stack.enter_context(loop.interruptible())
-        if file is not None:
-            file.begin(line_of_run(begun, run, rate))
-        stages = Stages(run, begun, most_restarts)
+        opened = _Opened(stack, budget, policy, file, context)
+        given = loss, params, key, as_bounds(bounds), state, evaluator
         steps: loop.Steps
-        if calls:
-            external: Any = evaluator
-            opened = external.open(
-                fun,
-                vector_valued=step.abstract_points(run, begun).vector_valued,
-                context=context,
-                interrupted=interrupted,
-            )
-            told = Told(Stepper(stages, begun), Best(trees.as_numpy(begun.params)))
-            of_calls = external, stack.enter_context(opened)
-            steps = Called(told, budget, file, *of_calls)
-        elif file is None:
-            of_chunk = policy, chunk_size, interrupted
-            steps = Compiled(stages, begun, budget, *of_chunk)
+        if method is not None:
+            steps, rate, rising = _steps_of_method(opened, method, *given), None, None
         else:
-            steps = Traced(Told(Stepper(stages, begun)), budget, file, interrupted)
+            named = optimizer, estimator, sample, chunk_size
+            steps, rate, rising = _steps_of_optimizer(opened, named, *given)
         if isinstance(steps, OneByOne):
             with loop.failing_with_result(steps, rate):
                 steps.resume()
         show = stack.enter_context(loop.progress_bar(progress, budget))
-        rising = None
-        if sample is not None:
-            advice = rates.Advice(run, initial, key, budget.total, rate)
-            rising = Rising(budget.total, advice.text)
         return loop.run(steps, policy, callback, show, context, rate, rising)
 
 
+class _Opened(NamedTuple):
+    """What a run has opened, and its limits.
+
+    Attributes:
+      stack: Closes what was opened.
+      budget: The budgets.
+      policy: The rule by which failures end the run.
+      file: The journal, open; `None` without one.
+      context: Makes the context in which functions of the caller run.
+    """
+
+    stack: ExitStack
+    budget: Budget
+    policy: Policy
+    file: Journal | None
+    context: Callable[[], AbstractContextManager[Any]]
+
+    def interrupted(self) -> Callable[[], bool]:
+        """Makes the first Ctrl-C a flag to read."""
+        return self.stack.enter_context(loop.interruptible())
+
+    def calls(self, evaluator: Any, fun: Any, vector_valued: bool) -> Calls:
+        """Opens what calls a Python function."""
+        opened = evaluator.open(
+            fun,
+            vector_valued=vector_valued,
+            context=self.context,
+            interrupted=self.interrupted(),
+        )
+        calls: Calls = self.stack.enter_context(opened)
+        return calls
+
+
+def _method(
+    optimizer: Any,
+    estimator: Any,
+    params: optax.Params,
+    sample: Any,
+    settings: dict[str, Any],
+    budget: Budget,
+) -> Method | None:
+    """The method of a run, `None` if an Optax transformation takes its steps."""
+    checks.check_params(params)
+    few = sample is None and optax.tree.size(params) <= MOST
+    named = optimizer is not None or estimator is not None
+    for name, value in settings.items():
+        if value is not None and (named or not few):
+            raise ValueError(
+                f"{name} must be None unless the default method runs; got {value!r}. "
+                f"Pass it to a method, as in methods.untuned({name}={value!r})."
+            )
+    if named or not few:
+        return optimizer if is_method(optimizer, estimator) and named else None
+    if settings["restarts"] is None and budget.is_open:
+        settings["restarts"] = 0
+    if settings["scale"] is None:
+        settings["scale"] = 1.0
+    return untuned(**settings)
+
+
+def _steps_of_method(
+    opened: _Opened,
+    method: Method,
+    loss: Callable[..., Any],
+    params: optax.Params,
+    key: jax.typing.ArrayLike,
+    bounds: Bounds | None,
+    state: Any,
+    evaluator: Evaluator,
+) -> MethodSteps:
+    """Steps of a method, on a function of any kind."""
+    budget, file = opened.budget, opened.file
+    initial = checks.as_params(params if state is None else state.params)
+    fun = None
+    if evaluator.compiled:
+        fun, _ = step.traced_functions(loss, None, initial, jax.random.key(0))
+    resolution = resolution_of(fun, initial)
+    budget.limit_steps(MOST_STEPS)
+    asker = begun(method, params, key, bounds, resolution, not budget.is_open, state)
+    budget.start_points(1, asker.step, np.float64)
+    if file is not None:
+        file.begin(line_of_method(asker, bounds))
+    evaluate: Evaluate
+    if fun is None:
+        external: Any = evaluator
+        evaluate = ByCalls(external, opened.calls(external, loss, False))
+    else:
+        evaluate = ByProgram(fun, initial, evaluator, opened.interrupted())
+    return MethodSteps(Told(asker, Best(asker.params)), budget, file, evaluate)
+
+
+def _steps_of_optimizer(
+    opened: _Opened,
+    named: tuple[Any, Any, Any, int | None],
+    loss: Callable[..., Any],
+    params: optax.Params,
+    key: jax.typing.ArrayLike,
+    bounds: Bounds | None,
+    state: Any,
+    evaluator: Evaluator,
+) -> tuple[loop.Steps, LearningRate | None, Rising | None]:
+    """Steps of an optimizer, the rate that was measured, and what warns of a rise."""
+    optimizer, estimator, sample, chunk_size = named
+    calls, budget, file = not evaluator.compiled, opened.budget, opened.file
+    initial = params if state is None else state.params
+    if optimizer is None:
+        chosen = rates.default(optax.tree.size(initial), estimator)
+    else:
+        chosen = optimizer, forward_difference() if estimator is None else estimator
+    states.check_run(*chosen)
+    evaluator_of_run = vectorized() if calls else evaluator
+    run = Run(None if calls else loss, sample, *chosen, evaluator_of_run, bounds)
+    begun = states.resumed(begin(run, params, key, state))
+    budget.start(run, begun, trees.widest(begun.params))
+    rate = None
+    if not calls:
+        warn_of_rounding(run, begun)
+        run = step.traced(run, begun)
+    if optimizer is None:
+        run, begun, rate = rates.of_run(run, begun, budget, state is None, file)
+    if file is not None:
+        file.begin(line_of_run(begun, run, rate))
+    if calls:
+        vector_valued = step.abstract_points(run, begun).vector_valued
+        of_calls: Any = evaluator, opened.calls(evaluator, loss, vector_valued)
+        told = Told(Stepper(run, begun), Best(trees.as_numpy(begun.params)))
+        return Called(told, budget, file, *of_calls), rate, None
+    interrupted, rising = opened.interrupted(), None
+    if sample is not None:
+        advice = rates.Advice(run, initial, key, budget.total, rate)
+        rising = Rising(budget.total, advice.text)
+    if file is not None:
+        told = Told(Stepper(run, begun))
+        return Traced(told, budget, file, interrupted), rate, rising
+    of_chunk = opened.policy, chunk_size, interrupted
+    return Compiled(run, begun, budget, *of_chunk), rate, rising
+
+
+@checks_names
 def minimize_black_box(
     fun: Objective,
     params: optax.Params,
-    optimizer: optax.GradientTransformation | None = None,
+    optimizer: optax.GradientTransformation | Method | None = None,
     estimator: GradientEstimator | None = None,
-    search: Search | None = None,
     *,
     workers: int | None = None,
     executor: futures.Executor | Callable[[], futures.Executor] | None = None,
@@ -306,7 +410,6 @@ def minimize_black_box(
       optimizer: As in `minimize`; it gets no `value_fn`. Calls with the same
         `optimizer` and `estimator` objects compile once.
       estimator: As in `minimize`; it chooses the points.
-      search: As in `minimize`.
       workers: As in `external`: the number of processes that evaluate points. `None`
         evaluates them in turn, unless an executor is given.
       executor: As in `external`: an executor, or a function that makes one.
@@ -340,40 +443,13 @@ def minimize_black_box(
       ((100,), True)
     """
     evaluator = External(workers, executor, batched, timeout, retries)
-    named = optimizer, estimator, search
+    named = optimizer, estimator
     return minimize(fun, params, *named, evaluator=evaluator, **options)
-
-
-def _with_stages(
-    run: Run,
-    state: SolverState | None,
-    budget: Budget,
-    tolerance: float | None,
-    restarts: int | None,
-) -> tuple[Run, float]:
-    """The run in the stage of a state, and the number of restarts that end it."""
-    if tolerance is not None:
-        checks.check_unit_interval("tolerance", tolerance)
-    if restarts is not None:
-        checks.check_int_at_least("restarts", restarts, 0)
-    for name, value in (("tolerance", tolerance), ("restarts", restarts)):
-        if value is not None and not run.staged:
-            raise ValueError(
-                f"{name} must be None unless the default method runs, with at most "
-                f"{FEW} parameters; got {value!r}. Give patience, or another budget."
-            )
-    if run.staged:
-        run = with_tolerance(run, tolerance)
-        if isinstance(state, SolverState):
-            run = of_state(run, state)
-    if restarts is not None:
-        return run, int(restarts)
-    return run, 0 if budget.is_open else math.inf
 
 
 def _check_used(
     calls: bool,
-    state: SolverState | None,
+    state: Any,
     journal: Path | None,
     chunk_size: int | None,
     sample: Any,
@@ -413,15 +489,7 @@ def _check_used(
         )
 
 
-def _check_no_scale(scale: Any) -> None:
-    if scale is not None:
-        raise ValueError(
-            "scale must be None on minibatches without an optimizer, whose "
-            f"learning rate is measured; got {scale!r}. Name an optimizer."
-        )
-
-
-def _check_precision(params: optax.Params, state: SolverState | None) -> None:
+def _check_precision(params: optax.Params, state: Any) -> None:
     """Raises if a state has other dtypes than the parameters that it replaces."""
     leaves = () if state is None else jax.tree.leaves(state.params)
     for p, q in zip(jax.tree.leaves(params), leaves, strict=False):

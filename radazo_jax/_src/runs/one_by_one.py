@@ -9,17 +9,16 @@ import jax
 import numpy as np
 import optax
 
-from radazo_jax._src import programs, trees
+from radazo_jax._src import programs
 from radazo_jax._src.estimators.gradients import values_at
-from radazo_jax._src.evaluators.external import Calls, External, Outcome
+from radazo_jax._src.evaluators.external import Calls, External, Mistake, Outcome
 from radazo_jax._src.runs import journal
 from radazo_jax._src.runs.journal import Journal, Record
 from radazo_jax._src.runs.loop import Steps
 from radazo_jax._src.runs.results import Best, Report
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.runs.told import Told, as_values
-from radazo_jax._src.steps import step, units
-from radazo_jax._src.steps.stages import Stage
+from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, RunError, SolverState
 
 
@@ -39,19 +38,12 @@ class OneByOne(Steps, abc.ABC):
         self._record: Record | None = None  # Of the latest step.
 
     @property
-    def state(self) -> SolverState:
+    def state(self) -> Any:
         return self._told.maker.state
 
     @property
-    def methods(self) -> tuple[Stage, ...]:
-        return tuple(self._told.maker.stages.done)
-
-    def ended(self) -> str:
-        reason = self._told.maker.stages.ended(self.state)
-        if not reason:
-            self._told.begin()
-            self.budget.size = self._told.maker.size
-        return reason
+    def number(self) -> int:
+        return self._told.maker.step
 
     def resume(self) -> None:
         """Takes the steps of the journal, as far as the budgets allow.
@@ -63,7 +55,7 @@ class OneByOne(Steps, abc.ABC):
         """
         if self._file is None:
             return
-        found = self._file.records
+        found = [record for record in self._file.records if record.again is None]
         found = found[: self.budget.allowed([len(record.values) for record in found])]
         again = journal.to_evaluate_again(found)
         stops = {len(found), *self._stops(found), *([] if again is None else again[:1])}
@@ -74,7 +66,6 @@ class OneByOne(Steps, abc.ABC):
                 self._count(record, row)
             first = stop
             if stop < len(found):
-                self._told.begin()
                 if again is not None and stop == again[0]:
                     value = self._later_value(again[1])
                 self._look()
@@ -114,7 +105,7 @@ class OneByOne(Steps, abc.ABC):
         """The value that a step is compared by."""
 
     def take(self) -> bool:
-        number, start = int(self.state.step), time.perf_counter()
+        number, start = self.number, time.perf_counter()
         try:
             found = self._values()
             if found is None:
@@ -124,6 +115,8 @@ class OneByOne(Steps, abc.ABC):
             record = Record(number, values, int(total), seconds, tuple(texts))
             if self._file is not None:
                 self._file.append(record)
+        except Mistake as mistake:
+            raise RunError(str(mistake), self.state) from mistake.__cause__
         except (RuntimeError, OSError) as error:
             raise RunError(
                 f"step {number} could not be taken: {error} The error's state is the "
@@ -143,11 +136,11 @@ class OneByOne(Steps, abc.ABC):
     def report(self) -> Report:
         assert self._record is not None
         given = self._record.values, None, self.best, self.outside()
-        return Report(int(self.state.step), *given)
+        return Report(self.number, *given)
 
     def params(self, stopped: str) -> Any:
         del stopped
-        return self._told.maker.stages.last_params(self.state)
+        return self._told.maker.state.params
 
 
 class Traced(OneByOne):
@@ -169,14 +162,13 @@ class Traced(OneByOne):
         """
         super().__init__(told, budget, file)
         self._interrupted = interrupted
-        self._run: Run | None = None  # Of the stage that `_program` evaluates.
-        self._program: Callable[[SolverState], Any]
+        self._program: Callable[[SolverState], Any] | None = None
 
     def _evaluated(self) -> np.ndarray:
-        if self._run is not self._told.maker.stages.run:
-            self._run = self._told.maker.stages.run
-            self._program = programs.of(_values_at, self._run, self.state)
-        return np.asarray(self._program(self.state))
+        maker: Any = self._told.maker
+        if self._program is None:
+            self._program = programs.of(_values_at, maker.run, maker.state)
+        return np.asarray(self._program(maker.state))
 
     def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
         if self._interrupted():
@@ -229,34 +221,16 @@ class Called(OneByOne):
 
     def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
         candidates = self._told.ask()
-        outcome = self._evaluated(candidates)
+        outcome = self._calls.evaluate(candidates)
         if outcome is None:
             return None
         self._outcome, n = outcome, len(outcome.values)
         self._points = jax.tree.map(lambda x: x[:n], candidates)
         failures = [outcome.failures[i] for i in sorted(outcome.failures)]
-        values = as_values(outcome.values, self.state.params)
+        values = as_values(outcome.values, self._told.maker.dtype)
         beyond = outcome.values[np.isinf(values) & np.isfinite(outcome.values)]
         failures += [f"returned {v}, beyond {values.dtype}" for v in beyond]
         return values, failures
-
-    def _evaluated(self, candidates: optax.Params) -> Outcome | None:
-        """The outcome at the points of a step, or at the first one if it is enough."""
-        # A batch stays as large: `fun` may be compiled for it.
-        maker = self._told.maker
-        if self._evaluator.batched or not maker.stages.run.search.stops_early:
-            return self._calls.evaluate(candidates)
-        moved = slice(_num_moved(candidates))
-        candidates = jax.tree.map(lambda x: x[moved], candidates)
-        if not self._evaluator.in_turn:
-            return self._calls.evaluate(candidates)
-        first = self._calls.evaluate(jax.tree.map(lambda x: x[:1], candidates))
-        if first is None:
-            return None
-        values = as_values(first.values, self.state.params)
-        if maker.is_enough(values):
-            return first
-        return self._calls.evaluate(candidates, known=first)
 
     def _taken(self, record: Record) -> dict[str, Any]:
         found = self._outcome
@@ -284,6 +258,8 @@ class Called(OneByOne):
         def value() -> Any:
             try:
                 outcome = self._calls.evaluate(candidates)
+            except Mistake as mistake:
+                raise RunError(str(mistake), self.state) from mistake.__cause__
             except (RuntimeError, OSError) as error:
                 raise RunError(
                     "journal has a point that could not be evaluated again: "
@@ -292,7 +268,7 @@ class Called(OneByOne):
                 ) from error
             if outcome is None:
                 return None
-            return as_values(outcome.values, self.state.params)[point]
+            return as_values(outcome.values, self._told.maker.dtype)[point]
 
         return value
 
@@ -305,11 +281,10 @@ class Called(OneByOne):
         return super().report()._replace(points=self._points)
 
     def params(self, stopped: str) -> optax.Params:
-        if stopped == "converged":
-            return trees.as_numpy(self._told.maker.stages.stands_at(self.state))
+        del stopped
         return self._told.params
 
-    def outside(self) -> SolverState:
+    def outside(self) -> Any:
         return self._told.state
 
 
@@ -317,15 +292,5 @@ def _values_at(run: Run, state: SolverState) -> Any:
     """The values at the points of a step, [n]."""
     loss = step.loss_at(run, state)
     points, _ = step.points_at(run, state, loss)
-    placed = units.around(run.units, state.params, points)
-    values, _ = values_at(run.evaluator, loss, state.params, placed)
+    values, _ = values_at(run.evaluator, loss, state.params, points)
     return points.join(values)
-
-
-def _num_moved(candidates: Any) -> int:
-    """The number of candidates up to the last that differs from the first, θ."""
-    n = len(jax.tree.leaves(candidates)[0])
-    differs = np.zeros(n, bool)
-    for leaf in jax.tree.leaves(candidates):
-        differs |= np.any((leaf != leaf[:1]).reshape(n, -1), axis=1)
-    return int(np.max(np.flatnonzero(differs), initial=0)) + 1

@@ -3,10 +3,13 @@
 import dataclasses
 from typing import Any, NamedTuple, TypeGuard
 
+import optax
+
 from radazo_jax._src import trees
 from radazo_jax._src.base import GradientEstimator
 from radazo_jax._src.directions.dense import sphere
-from radazo_jax._src.estimators.differences import FiniteDifferences
+from radazo_jax._src.directions.signs import orthonormal
+from radazo_jax._src.estimators.differences import FiniteDifferences, forward_difference
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import learning_rate
 from radazo_jax._src.runs.journal import Journal
@@ -16,6 +19,23 @@ from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, SolverState
 from radazo_jax._src.transforms import decayed
+
+# Above so many parameters, moments are replayed, not stored.
+_LARGE = 1 << 24
+
+
+def default(
+    size: int, estimator: GradientEstimator | None
+) -> tuple[optax.GradientTransformation, GradientEstimator]:
+    """R-AdaZO at a rate that is still to be measured, and an estimator.
+
+    Args:
+      size: The number of parameters.
+      estimator: The estimator, if the caller names one.
+    """
+    chosen: Any = forward_difference(orthonormal()) if estimator is None else estimator
+    most = max(getattr(chosen, "num_directions", 0), 64)
+    return decayed.radazo_at(0.0, None, size > _LARGE, most), chosen
 
 
 def of_run(

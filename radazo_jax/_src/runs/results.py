@@ -6,9 +6,10 @@ import numpy as np
 import optax
 
 from radazo_jax._src import shown
+from radazo_jax._src.names import says_attributes
+from radazo_jax._src.runs.asker import MethodState
 from radazo_jax._src.runs.history import History
 from radazo_jax._src.runs.learning_rate import LearningRate
-from radazo_jax._src.steps.stages import Stage
 from radazo_jax._src.steps.states import SolverState
 
 
@@ -23,12 +24,15 @@ class Best(NamedTuple):
       number: The number of its evaluation in the run, from 0; -1 if none has a value.
       info: The second result of a Python function; `None` if it was evaluated in a part
         of the run that was read from a journal.
+      num_values: The number of evaluations of which `value` is the mean: 1, unless
+        the function is noisy.
     """
 
     params: optax.Params
     value: float = np.inf
     number: int = -1
     info: Any = None
+    num_values: int = 1
 
     def __repr__(self) -> str:
         return shown.on_a_line(
@@ -37,9 +41,11 @@ class Best(NamedTuple):
             value=shown.number(self.value),
             number=str(self.number),
             info=shown.tree(self.info),
+            num_values=str(self.num_values),
         )
 
 
+@says_attributes
 class Result(NamedTuple):
     """The result of a run.
 
@@ -47,13 +53,12 @@ class Result(NamedTuple):
     the caller gave.
 
     Attributes:
-      params: The parameters after the last step, or before it if the search of a
-        compiled run would reject it, as the default ones reject steps that go up. With
-        such a search the loss is evaluated once more to find out.
+      params: The parameters after the last step; with a method, the best point.
       best: The best of all evaluated points. A compiled run keeps only its value, which
         may be below the loss at `params`.
-      values: The value of each step's estimate, the loss before the step: float32,
-        [steps]. In `minimize` without a journal, only the steps of this call count.
+      values: The value of each step's estimate, the loss before the step: [steps],
+        in the widest dtype of the parameters. In `minimize` without a journal, only
+        the steps of this call count.
       num_evaluations: Number of evaluated points, including failed ones and those that
         measured the learning rate before the first step.
       state: The state of the run, which counts what failed; pass it as `state` to
@@ -61,10 +66,9 @@ class Result(NamedTuple):
       history: The records of each step.
       stopped: The reason for which the run ended: "target", "patience", "num_steps",
         "max_evaluations", "max_seconds", "converged", "callback" or "interrupted"; the
-        first one in this order, if there are several. "converged" is the end of the
-        default method without a budget: slopes are small enough for a minimum, or a
-        strategy has converged. It is "failure" in the result of an error.
-      stages: The methods that the default method has used, and why.
+        first one in this order, if there are several. "converged" is the end of a
+        method. It is "failure" in the result of an error.
+      reason: The reason for which a method ended, in words; empty if it did not end.
       workers: The part of each worker of `distribute`, by address.
       learning_rate: The learning rate that `minimize` measured before the run on
         minibatches, or found in the journal; otherwise `None`.
@@ -74,10 +78,10 @@ class Result(NamedTuple):
     best: Best
     values: np.ndarray
     num_evaluations: int
-    state: SolverState
+    state: SolverState | MethodState
     history: History
     stopped: str
-    stages: tuple[Stage, ...] = ()
+    reason: str = ""
     # Never modified.
     workers: dict[str, Any] = {}  # noqa: RUF012
     learning_rate: LearningRate | None = None
@@ -92,8 +96,8 @@ class Result(NamedTuple):
             "history": repr(self.history),
             "stopped": self.stopped,
         }
-        if self.stages:
-            fields["stages"] = ", then ".join(stage.method for stage in self.stages)
+        if self.reason:
+            fields["reason"] = repr(self.reason)
         if self.workers:
             fields["workers"] = shown.names(list(self.workers))
         if self.learning_rate is not None:
@@ -119,4 +123,4 @@ class Report(NamedTuple):
     values: np.ndarray
     points: Any
     best: Best
-    state: SolverState
+    state: SolverState | MethodState

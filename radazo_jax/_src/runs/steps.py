@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import programs
+from radazo_jax._src import programs, trees
 from radazo_jax._src.runs.history import names, numbers
 from radazo_jax._src.runs.journal import lowest
 from radazo_jax._src.runs.loop import Steps
 from radazo_jax._src.runs.results import Best, Report
 from radazo_jax._src.runs.stop import Budget, Progress
 from radazo_jax._src.steps import step
-from radazo_jax._src.steps.stages import Stage, Stages, is_over
 from radazo_jax._src.steps.states import Policy, Run, SolverState, exceeds
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
@@ -30,7 +29,7 @@ class Compiled(Steps):
 
     def __init__(
         self,
-        stages: Stages,
+        run: Run,
         state: SolverState,
         budget: Budget,
         policy: Policy,
@@ -40,7 +39,7 @@ class Compiled(Steps):
         """Compiles nothing yet.
 
         Args:
-          stages: The stages of the run, with traced functions.
+          run: The run, with traced functions.
           state: The state before the first step, whose arrays are reused.
           budget: The budgets, which have started.
           policy: The rule by which failures end the run.
@@ -49,34 +48,17 @@ class Compiled(Steps):
           interrupted: Asked before each chunk whether to stop.
         """
         super().__init__(budget)
-        self._stages, self._state, self._interrupted = stages, state, interrupted
+        self._run, self._state, self._interrupted = run, state, interrupted
         self._size, self._given = size or 1, size is not None
-        self._limits = policy.limits(state)
+        self._limits = policy.limits(state.failures)
         self._latest = 0  # The number of rows before the latest chunk.
-        self._begin()
+        self._names = names(state)
+        given = state, budget.progress, np.int32(0), self._limits
+        self._program = programs.of(_take_chunk, run, *given, donate=[0])
 
     @property
     def state(self) -> SolverState:
         return self._state
-
-    def _begin(self) -> None:
-        """Begins a stage: what depends on its method."""
-        self._names = names(self._state)
-        given = self._state, self.budget.progress, np.int32(0), self._limits
-        self._program = programs.of(_take_chunk, self._stages.run, *given, donate=[0])
-
-    @property
-    def methods(self) -> tuple[Stage, ...]:
-        return tuple(self._stages.done)
-
-    def ended(self) -> str:
-        reason = self._stages.ended(self._state)
-        following = self._state if reason else self._stages.following(self._state)
-        if following is not self._state:
-            self._state = following
-            self._begin()
-            self.budget.size = step.num_points(self._stages.run, following)
-        return reason
 
     def take(self) -> bool:
         if self._interrupted():
@@ -122,7 +104,7 @@ class Compiled(Steps):
 
     def params(self, stopped: str) -> Any:
         del stopped
-        return self._stages.last_params(self._state)
+        return self._state.params
 
 
 def _take_chunk(
@@ -146,8 +128,6 @@ def _take_chunk(
     def continues(carry: tuple[SolverState, Progress, jax.Array]) -> jax.Array:
         state, progress, _ = carry
         stops = exceeds(state, limits) | progress.ends()
-        if run.staged:
-            stops |= is_over(run, state)
         return (state.step - first < length) & ~stops
 
     def body(
@@ -160,7 +140,8 @@ def _take_chunk(
         buffer = lax.dynamic_update_index_in_dim(buffer, found, i, 0)
         return state, progress.after(found[0]), buffer
 
-    buffer = jnp.zeros((_MAX_CHUNK, len(names(state))), jnp.float32)
+    dtype = trees.widest(state.params)
+    buffer = jnp.zeros((_MAX_CHUNK, len(names(state))), dtype)
     return lax.while_loop(continues, body, (state, progress, buffer))
 
 

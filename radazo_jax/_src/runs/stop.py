@@ -19,9 +19,9 @@ class Progress(NamedTuple):
     """Progress of a run, which compiled loops keep and compare, too.
 
     Attributes:
-      lowest: The lowest finite value so far, infinite before the first: shape ().
+      lowest: The lowest finite value so far, the largest number before: shape ().
       since: Number of steps since then: int32, shape ().
-      target: A value that ends the run, minus infinity for none: shape ().
+      target: A value that ends the run, the lowest number for none: shape ().
       patience: Number of steps without progress that ends the run: int32, shape ().
     """
 
@@ -40,7 +40,8 @@ class Progress(NamedTuple):
     def at_target(self) -> Any:
         """Returns whether the run has reached its target."""
         xp = jnp if isinstance(self.lowest, jax.Array) else np
-        return xp.isfinite(self.lowest) & (self.lowest <= self.target)
+        most = xp.finfo(self.lowest.dtype).max
+        return (self.lowest < most) & (self.lowest <= self.target)
 
     def ends(self) -> Any:
         """Returns whether the run ends here."""
@@ -56,6 +57,8 @@ class Budget:
       progress: The progress so far.
       steps: Number of steps so far.
       evaluations: Number of evaluations so far.
+      again: Number of evaluations that compared the best points of a noisy run.
+      reserved: Number of evaluations that are kept for this.
       is_open: Whether there is none, so that a run may end by itself.
     """
 
@@ -107,12 +110,17 @@ class Budget:
         if target is not None:
             checks.check_finite("target", target)
         self.num_steps = states.MOST_STEPS if num_steps is None else num_steps
-        self.steps = self.evaluations = 0
+        self.steps = self.evaluations = self.again = self.reserved = 0
         self._num_steps = num_steps
         self._most = np.inf if max_evaluations is None else max_evaluations
         self._max_seconds = np.inf if max_seconds is None else float(max_seconds)
         self._target = -np.inf if target is None else float(target)
         self._patience = min(patience or states.MOST_STEPS, states.MOST_STEPS)
+
+    def limit_steps(self, most: int) -> None:
+        """Replaces the default number of steps, if there is no other budget."""
+        if self.is_open:
+            self.num_steps = self._num_steps = most
 
     def start(self, run: Run, state: SolverState, dtype: jax.typing.DTypeLike) -> None:
         """Starts to count the steps of a run.
@@ -149,9 +157,10 @@ class Budget:
                 "directions."
             )
         self.size = size
-        with np.errstate(all="ignore"):
-            target = np.array(self._target, dtype)
-        none, patience = np.array(np.inf, dtype), np.array(self._patience, np.int32)
+        # Finite numbers, for users who look for others in compiled loops.
+        most = np.finfo(dtype).max
+        target = np.clip(self._target, -most, most).astype(dtype)
+        none, patience = np.array(most, dtype), np.array(self._patience, np.int32)
         self.progress = Progress(none, np.zeros((), np.int32), target, patience)
         self._start = time.perf_counter()
 
@@ -228,6 +237,25 @@ class Budget:
             before += number
         return len(evaluations)
 
+    def _kept(self) -> int:
+        """The evaluations that steps must not use."""
+        return max(self.reserved, self.again)
+
+    def reserve(self, share: float, fewest: int) -> None:
+        """Keeps a share of the evaluations, if they are limited, to compare points."""
+        if self._most < np.inf and not self.reserved:
+            wanted = max(fewest, int(share * self._most))
+            self.reserved = max(min(wanted, int(self._most) - self.evaluations), 0)
+
+    def spent_again(self, evaluations: int) -> None:
+        """Counts evaluations that compared the best points."""
+        self.again += evaluations
+
+    def evaluations_left(self) -> int:
+        """Returns the number of evaluations that steps may still use."""
+        left = self._most - self._kept() - self.evaluations
+        return int(max(min(left, states.MOST_STEPS), 0))
+
     def took(self, steps: int, evaluations: int, progress: Progress) -> None:
         """Counts steps with so many evaluations, which led to this progress."""
         self.steps += steps
@@ -240,7 +268,7 @@ class Budget:
             return "target"
         if self.progress.since >= self.progress.patience:
             return "patience"
-        spent = self.evaluations + self.size > self._most
+        spent = self.evaluations + self.size > self._most - self._kept()
         if spent and not 0 < self._wanted <= self.steps:
             return "max_evaluations"
         if self.steps >= self.num_steps:

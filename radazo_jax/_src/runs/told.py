@@ -1,6 +1,7 @@
 """`Told`: steps on values from elsewhere, by hand, from workers or from a journal."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -13,26 +14,27 @@ from radazo_jax._src.base import (
     Evaluator,
     GradientEstimator,
     Objective,
-    Search,
     candidates,
     check_evaluator,
 )
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.runs import history
+from radazo_jax._src.methods.contract import Method
+from radazo_jax._src.methods.policy import untuned
+from radazo_jax._src.names import checks_names
+from radazo_jax._src.runs import asker, history
+from radazo_jax._src.runs.asker import Asker, MethodState
 from radazo_jax._src.runs.journal import (
     Journal,
     Path,
     Record,
+    line_of_method,
     line_of_run,
     lowest,
     of_points,
 )
 from radazo_jax._src.runs.results import Best
-from radazo_jax._src.search.whole import whole
-from radazo_jax._src.steps import box, states, step, units
+from radazo_jax._src.steps import box, states, step
 from radazo_jax._src.steps.box import BoundsLike
-from radazo_jax._src.steps.defaults import is_staged, method
-from radazo_jax._src.steps.stages import Stages, with_tolerance
 from radazo_jax._src.steps.states import Run, SolverState
 
 _PART = 1000  # Steps of a journal.
@@ -42,58 +44,52 @@ class Stepper:
     """Steps of a run in the program: makes their points, and takes them in place.
 
     Attributes:
-      stages: The stages of the run.
+      run: The run.
       state: The state after the latest step.
       checksum: The checksum of its parameters, on the device.
       names: The names of the numbers of a step.
       size: The number of points of a step.
     """
 
-    def __init__(self, stages: Stages, state: SolverState):
+    def __init__(self, run: Run, state: SolverState):
         """Compiles nothing yet.
 
         Args:
-          stages: The stages, with traced functions.
+          run: The run, with traced functions.
           state: The state to begin with, whose arrays are reused.
         """
-        self.stages, self.state = stages, state
+        self.run, self.state = run, state
         self.checksum = trees.checksum_of(state.params)
-        self._begin()
-
-    def _begin(self) -> None:
-        self.names = history.names(self.state)
-        self.size = step.num_points(self.stages.run, self.state)
+        self.names = history.names(state)
+        self.size = step.num_points(run, state)
         self._asks: Callable[..., Any] | None = None
         self._takes: Callable[..., Any] | None = None
 
-    def begin(self) -> bool:
-        """Begins the next stage if one is over, and returns whether it did."""
-        following = self.stages.following(self.state)
-        if following is self.state:
-            return False
-        self.state = following
-        self._begin()
-        return True
+    @property
+    def step(self) -> int:
+        """The number of steps that were taken."""
+        return int(self.state.step)
+
+    @property
+    def params(self) -> Any:
+        """The parameters, a tree of NumPy arrays."""
+        return trees.as_numpy(self.state.params)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of values."""
+        return trees.widest(self.state.params)
 
     def ask(self) -> Any:
         """Returns the points of the next step, on the device."""
         if self._asks is None:
-            self._asks = programs.of(candidates_of, self.stages.run, self.state)
+            self._asks = programs.of(candidates_of, self.run, self.state)
         return self._asks(self.state)
-
-    def is_enough(self, values: np.ndarray) -> bool:
-        """Returns whether the values at the first points decide a step."""
-        if len(values) == self.size:
-            return True
-        return len(values) == 1 and step.is_rejected(
-            self.stages.run, self.state, values[0]
-        )
 
     def tell(self, values: np.ndarray) -> jax.Array:
         """Takes a step; returns its numbers, which `names` names."""
-        values = padded(values, self.size)
         if self._takes is None:
-            given = self.stages.run, self.state, values
+            given = self.run, self.state, values
             self._takes = programs.of(take, *given, donate=[0])
         self.state, numbers, self.checksum = self._takes(self.state, values)
         return numbers
@@ -106,7 +102,7 @@ class Told:
       best: The best of the points that were asked for: a `Best`.
     """
 
-    def __init__(self, maker: Stepper, best: Best | None = None):
+    def __init__(self, maker: Stepper | Asker, best: Best | None = None):
         """Begins with what makes the points.
 
         Args:
@@ -122,21 +118,27 @@ class Told:
     def __repr__(self) -> str:
         return shown.on_a_line(
             self,
-            step=shown.number(self.maker.state.step),
-            params=shown.tree(self.maker.state.params),
+            step=str(self.maker.step),
+            params=shown.tree(self.maker.params),
             best=repr(self.best),
         )
 
     @property
-    def state(self) -> SolverState:
+    def state(self) -> SolverState | MethodState:
         """The state of the run, to continue from: a copy in NumPy arrays."""
-        found: SolverState = trees.as_numpy(self.maker.state)
+        found: SolverState | MethodState = trees.as_numpy(self.maker.state)
         return found
 
     @property
     def params(self) -> Any:
-        """The parameters, a tree of NumPy arrays."""
-        return trees.as_numpy(self.maker.state.params)
+        """The parameters, a tree of NumPy arrays; with a method, the best point."""
+        return self.maker.params
+
+    @property
+    def ended(self) -> str:
+        """The reason for which a method has ended, or an empty string."""
+        end = self.maker.end if isinstance(self.maker, Asker) else None
+        return "" if end is None else end.reason
 
     def ask(self) -> Any:
         """Returns the points of the step that were not told yet.
@@ -147,24 +149,32 @@ class Told:
           A tree like the parameters of NumPy arrays with one additional axis, the
           first, of size n.
         """
-        with trees.precision_of(self.maker.state.params):
-            if self._asked is None:
-                self.begin()
+        if self.ended:
+            raise ValueError(
+                "ask must be called before the method ends; got a run that has ended: "
+                f"{self.ended}. Read its params."
+            )
+        if self._asked is None:
+            with self._precision():
                 asked = self._following
                 asked = self.maker.ask() if asked is None else asked
                 self._asked, self._following = jax.tree.map(np.asarray, asked), None
         done = sum(map(len, self._values))
         return jax.tree.map(lambda x: np.array(x[done:]), self._asked)
 
+    def _precision(self) -> AbstractContextManager[Any]:
+        """The context in which the parameters keep their precision."""
+        if isinstance(self.maker, Asker):
+            return nullcontext()
+        return trees.precision_of(self.maker.state.params)
+
     def tell(self, values: Any) -> None:
         """Takes the step, once the values at all of its points are told.
 
         Args:
           values: The values at the first points of `ask`, [m], NaN for points that
-            failed. If they are not all, `ask` returns the others. The value at the
-            first point of a step is enough if the search rejects the latest step by
-            it, as `search.backtracking` does. An estimator such as `evolution_strategy`
-            also takes several values for each point, [m, G].
+            failed. If they are not all, `ask` returns the others. An estimator such as
+            `evolution_strategy` also takes several values for each point, [m, G].
 
         Raises:
           TypeError, ValueError: If the values are no numbers, are too many or have
@@ -175,13 +185,13 @@ class Told:
                 "values must follow an ask, and be told once; got values whose points "
                 "were not asked for, or were told already."
             )
-        number = int(self.maker.state.step)
+        number = self.maker.step
         states.check_room(number)
-        given = as_values(values, self.maker.state.params)
+        given = as_values(values, self.maker.dtype)
         self._check(given)
         so_far = np.concatenate([*self._values, given])
-        with trees.precision_of(self.maker.state.params):
-            if self.maker.is_enough(so_far):
+        with self._precision():
+            if len(so_far) == self.maker.size or isinstance(self.maker, Asker):
                 self.take(Record(number, so_far, 0, np.nan))
                 return
         self._values.append(given)
@@ -195,11 +205,6 @@ class Told:
                 f"values must have one value per point, shape ({n},); got shape "
                 f"{values.shape}."
             )
-
-    def begin(self) -> None:
-        """Begins the next stage if one is over."""
-        if self.maker.begin():
-            self._asked = self._following = None
 
     def take(
         self,
@@ -219,8 +224,8 @@ class Told:
         """
         asks = self._asked is not None
         names, numbers = self._taken(record, values, infos)
-        if asks:
-            self._following = self.maker.ask()
+        if asks and isinstance(self.maker, Stepper):
+            self._following = self.maker.ask()  # Computed meanwhile.
         return _row(record, names, np.asarray(numbers))
 
     def _taken(
@@ -228,7 +233,7 @@ class Told:
         record: Record,
         values: np.ndarray | None = None,
         infos: Sequence[Any] | None = None,
-    ) -> tuple[Sequence[str], jax.Array]:
+    ) -> tuple[Sequence[str], jax.Array | np.ndarray]:
         names, numbers = self.maker.names, self.maker.tell(record.values)
         values = record.values if values is None else values
         before, self._evaluations = self._evaluations, self._evaluations + len(values)
@@ -263,7 +268,8 @@ class Told:
             part = records[first : first + _PART]
             sums, names, numbers = [], [], []
             for record in part:
-                self.begin()
+                if self.ended:
+                    break
                 sums.append(self.maker.checksum)
                 of_step = self._taken(record)
                 names.append(of_step[0])
@@ -272,7 +278,7 @@ class Told:
                     # Several hundred queued steps with collectives end the process
                     # there.
                     jax.block_until_ready(self.maker.checksum)
-            for checksum, record in zip(jax.device_get(sums), part, strict=True):
+            for checksum, record in zip(jax.device_get(sums), part, strict=False):
                 if exact and record.params not in (0, int(checksum)):
                     raise ValueError(
                         "journal must be rebuilt by the optimizer, the versions and "
@@ -291,16 +297,15 @@ def _row(record: Record, names: Sequence[str], numbers: np.ndarray) -> dict[str,
     return row | {"evaluations": len(record.values)}
 
 
+@checks_names
 def ask_tell(
     params: optax.Params,
-    optimizer: optax.GradientTransformation,
-    estimator: GradientEstimator,
-    search: Search = whole(),
+    optimizer: optax.GradientTransformation | Method | None = None,
+    estimator: GradientEstimator | None = None,
     *,
     key: jax.typing.ArrayLike = 0,
     bounds: BoundsLike | None = None,
-    scale: Any = None,
-    state: SolverState | None = None,
+    state: SolverState | MethodState | None = None,
 ) -> Told:
     """Minimizes a function that is evaluated by hand, or by anything else.
 
@@ -309,33 +314,46 @@ def ask_tell(
     `minimize_black_box`.
 
     Args:
-      params: The starting point, a tree of floating-point arrays. Not modified.
-      optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
-        `grad`, `slope` and `measured` as extra arguments, as in `minimize`, and no
-        `value_fn`.
-      estimator: An estimator, such as `forward_difference()`.
-      search: As in `minimize`.
+      params: The starting point, a tree of floating-point arrays. Not modified. NumPy's
+        float64 is kept.
+      optimizer: A method such as `methods.untuned()`, the default; or an Optax
+        transformation such as `radazo(1e-3)`. The latter gets `value`, `grad`, `slope`
+        and `measured` as extra arguments, as in `minimize`, and no `value_fn`.
+      estimator: An estimator, such as `forward_difference()`, if an Optax
+        transformation is given.
       key: The key of the whole run; it is consumed.
       bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
-        `scipy.optimize.Bounds`: the box in which the parameters and all points
-        stay. A point that is moved into it is no longer along its direction, which
-        biases estimates at the border.
-      scale: As in `minimize`.
+        `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
+        A list of pairs, one for each element of an array of parameters, is read as
+        SciPy reads it. `None` is no bound. A point that is moved into the box is no
+        longer along its direction, which biases estimates at the border.
       state: A state to continue from, the `state` of such a run or of a result. Its
         parameters and key replace `params` and `key`.
 
     Returns:
       The run, a `Told`: call `ask` for the points of a step, and `tell` their values.
-      Both compile at their first call. Values that are not finite are treated as by
-      `minimize` with `on_failure="drop"`; `state.failures` counts them.
+      With an optimizer, both compile at their first call. Values that are not finite
+      are treated as by `minimize` with `on_failure="drop"`; `state.failures` counts
+      them.
 
     Raises:
-      TypeError, ValueError: If an argument has the wrong type, `params` do not lie
-        within the bounds, or `scale` is not positive or not of their structure.
+      TypeError, ValueError: If an argument has the wrong type, or `params` do not lie
+        within the bounds.
+      RunError: If a method raises or yields something other than points, also by
+        `tell`.
 
     Examples:
       >>> import numpy as np
       >>> import radazo_jax as zo
+      >>> run = zo.ask_tell(np.zeros(3))
+      >>> while not run.ended:
+      ...     points = run.ask()
+      ...     run.tell([np.sum((x - 1.0) ** 2) for x in points])
+      >>> bool(run.best.value < 1e-9)
+      True
+
+      An optimizer and an estimator:
+
       >>> start = np.zeros(3, np.float32)
       >>> run = zo.ask_tell(start, zo.radazo(3e-2), zo.forward_difference())
       >>> for _ in range(100):
@@ -344,23 +362,35 @@ def ask_tell(
       >>> points.shape, bool(np.abs(run.params - 1).max() < 0.1)
       ((11, 3), True)
     """
-    states.check_run(optimizer, estimator, search)
-    run = Run(None, None, optimizer, estimator, search, bounds=box.as_bounds(bounds))
-    run = run._replace(units=units.as_units(scale))
-    initial = params if state is None else state.params
-    with trees.precision_of(initial):
-        begun = begin(run, params, key, state)
+    initial = trees.with_float64(params)
+    if is_method(optimizer, estimator):
+        method: Any = untuned() if optimizer is None else optimizer
+        resolution = asker.resolution_of(None, initial)
+        given = initial, key, box.as_bounds(bounds), resolution, False, state
+        maker = asker.begun(method, *given)
+        return Told(maker, Best(maker.params))
+    states.check_run(optimizer, estimator)
+    of_run: Any = None, None, optimizer, estimator, vectorized(), box.as_bounds(bounds)
+    run = Run(*of_run)
+    with trees.precision_of(initial if state is None else state.params):
+        begun = begin(run, initial, key, state)
         # Copies are made later than calls return; the caller may write to `params`.
         jax.block_until_ready(begun)
-        best = Best(trees.as_numpy(begun.params))
-        return Told(Stepper(Stages(run, begun), begun), best)
+        return Told(Stepper(run, begun), Best(trees.as_numpy(begun.params)))
+
+
+def is_method(optimizer: Any, estimator: Any) -> bool:
+    """Whether a run is one of a method, and not of an optimizer."""
+    if optimizer is None:
+        return estimator is None
+    return callable(optimizer) and not hasattr(optimizer, "update")
 
 
 def begin(
     run: Run,
     params: optax.Params,
     key: jax.typing.ArrayLike,
-    state: SolverState | None = None,
+    state: Any = None,
 ) -> SolverState:
     """The state to begin with, of which the caller keeps a copy: steps are in place.
 
@@ -374,7 +404,6 @@ def begin(
         state = step.start(run, params, key)
     else:
         states.check_state(run, state, leaves=True)
-        units.check_units(run.units, state.params)
     states.check_known(state)
     return trees.copy(state)
 
@@ -384,33 +413,29 @@ def replay(
     params: optax.Params,
     optimizer: optax.GradientTransformation | None = None,
     estimator: GradientEstimator | None = None,
-    search: Search | None = None,
     *,
     evaluator: Evaluator = vectorized(),
     fun: Objective | None = None,
     sample: Callable[[jax.Array], object] | None = None,
     bounds: BoundsLike | None = None,
-    scale: Any = None,
     exact: bool = True,
-) -> SolverState:
+) -> SolverState | MethodState:
     """Rebuilds a run from the values in its journal, without an evaluation.
 
     Args:
       journal: The file that `minimize` or `minimize_black_box` wrote.
       params: The starting point of the run.
-      optimizer: The optimizer of the run, `None` if the run named none. With the
-        default method on minibatches, pass
-        `*default_method(params, found.learning_rate, found.num_steps,
-        found.smoothing)`, in which `found` is the result's `learning_rate`.
+      optimizer: The optimizer or the method of the run, `None` if the run named none.
+        If its learning rate was measured, pass `radazo(found.schedule)` and an
+        estimator with `found.smoothing`, in which `found` is the result's
+        `learning_rate`.
       estimator: The estimator, likewise.
-      search: The search, likewise.
       evaluator: The evaluator of the run. It evaluates nothing here, but determines how
         directions are stored, and so how their sums are rounded.
       fun: The function, if `minimize` wrote the journal. It is traced and not
         evaluated: `low_rank` perturbs the matrices that it multiplies.
       sample: As in `minimize`, with `fun`.
       bounds: As in `minimize_black_box`.
-      scale: As in `minimize`.
       exact: Whether parameters must be bitwise equal to the run's before each step.
         They are equal with the same versions on the same kind of machine. Otherwise
         sums may be rounded in other ways, and an adaptive run amplifies it.
@@ -447,19 +472,28 @@ def replay(
     if line is None:
         raise ValueError(f"journal must be a file with a run; got {journal!r}.")
     check_evaluator(evaluator)
-    named = optimizer, estimator, search, params, sample is not None
+    told: Told
     with jax.enable_x64(trees.has_x64() or line["dtype"] == "float64"):
-        run = Run(fun, sample, *method(*named), evaluator, box.as_bounds(bounds))
-        run = run._replace(staged=is_staged(*named), units=units.as_units(scale))
-        if run.staged:
-            run = with_tolerance(run, line.get("tolerance"))
         key = jax.random.wrap_key_data(jnp.array(line["key"], jnp.uint32))
+        if is_method(optimizer, estimator):
+            method: Any = untuned() if optimizer is None else optimizer
+            resolution = asker.resolution_of(fun, params)
+            given = params, key, box.as_bounds(bounds), resolution, True
+            maker = asker.begun(method, *given)
+            if exact:
+                found.check_same_run(line_of_method(maker, box.as_bounds(bounds)))
+            told = Told(maker)
+            told.rebuild([record for record in found.records if record.again is None])
+            return told.state
+        states.check_run(optimizer, estimator)
+        of_run: Any = fun, sample, optimizer, estimator, evaluator
+        run = Run(*of_run)._replace(bounds=box.as_bounds(bounds))
         state = begin(run, params, key)
         if exact:
             # The checksums of the parameters compare learning rates.
             kept = {name: line.get(name) for name in ("learning_rate", "values")}
             found.check_same_run(line_of_run(state, run) | kept)
-        told = Told(Stepper(Stages(step.traced(run, state), state), state))
+        told = Told(Stepper(step.traced(run, state), state))
         told.rebuild(found.records, exact)
         # Without a function that JAX can trace, the run is one of NumPy arrays.
         return told.maker.state if fun is not None else told.state
@@ -469,7 +503,7 @@ def candidates_of(run: Run, state: SolverState) -> Any:
     """The candidates of a step, a tree like the parameters: [n, …]."""
     states.check_state(run, state)
     points, _ = step.points_at(run, state, _traced_loss(run, state))
-    asked = candidates(units.around(run.units, state.params, points), state.params)
+    asked = candidates(points, state.params)
     return jax.vmap(lambda params: box.project(run.bounds, params))(asked)
 
 
@@ -497,14 +531,7 @@ def _traced_loss(run: Run, state: SolverState) -> Callable[[Any], Any] | None:
     return None if run.fun is None else step.loss_at(run, state)
 
 
-def padded(values: np.ndarray, size: int) -> np.ndarray:
-    """The values, followed by NaN for the points that were not evaluated."""
-    missing = max(size - len(values), 0)
-    widths = [(0, missing)] + [(0, 0)] * (np.ndim(values) - 1)
-    return np.pad(values, widths, constant_values=np.nan)
-
-
-def as_values(values: Any, params: optax.Params) -> np.ndarray:
+def as_values(values: Any, dtype: jax.typing.DTypeLike) -> np.ndarray:
     """Values as an array of the dtype in which they are used."""
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
@@ -513,4 +540,4 @@ def as_values(values: Any, params: optax.Params) -> np.ndarray:
         )
     # Values beyond float32 are infinite: they failed.
     with np.errstate(all="ignore"):
-        return array.astype(trees.widest(params))
+        return array.astype(dtype)

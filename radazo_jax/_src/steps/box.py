@@ -1,15 +1,16 @@
 """A box in which the parameters of a run stay."""
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src.trees import filled
+from radazo_jax._src import shown
 
-# A lower and an upper bound: trees like the parameters, or scalars.
+# A lower and an upper bound: trees like the parameters, or scalars; `None` for none.
 Bounds = tuple[Any, Any]
 
 # A start may lie outside of a bound by so many roundings of it.
@@ -28,34 +29,70 @@ class ScipyBounds(Protocol):
     ub: Any
 
 
-BoundsLike = Bounds | ScipyBounds
+BoundsLike = Bounds | ScipyBounds | Sequence[Any] | np.ndarray
+
+
+class _Elements(NamedTuple):
+    """Bounds of the elements of one array of parameters, as SciPy lists them.
+
+    Attributes:
+      lower: The lower bounds, [d].
+      upper: The upper bounds, [d].
+    """
+
+    lower: np.ndarray
+    upper: np.ndarray
 
 
 def as_bounds(bounds: Any) -> Bounds | None:
     """The bounds as `(lower, upper)`, as every run takes them.
 
+    Args:
+      bounds: A tuple `(lower, upper)`; `scipy.optimize.Bounds`; or a pair for each
+        element of the parameters, in a list or an array, as SciPy takes them.
+
     Raises:
-      ValueError: If they are a pair for each parameter, as SciPy takes them. Pairs of
-        two parameters would otherwise be read as a lower and an upper bound.
+      ValueError: If they are none of these.
     """
     if hasattr(bounds, "lb") and hasattr(bounds, "ub"):
         # scipy.optimize.Bounds makes vectors of one element of numbers.
-        lower, upper = (
+        bounds = tuple(
             np.squeeze(bound) if np.size(bound) == 1 else np.array(bound)
             for bound in (bounds.lb, bounds.ub)
         )
-        return lower, upper
-    if _has_pairs(bounds):
-        raise _Pairs(bounds)
-    return bounds
+    is_array = isinstance(bounds, np.ndarray | jax.Array)
+    if is_array and np.shape(bounds) == (2,):
+        bounds = tuple(bounds)
+    if isinstance(bounds, list) and len(bounds) == 2:
+        if not any(map(_is_pair, bounds)):
+            bounds = tuple(bounds)
+        elif any(isinstance(bound, np.ndarray | jax.Array) for bound in bounds):
+            raise _error(bounds, ", which may be either")
+    if bounds is None or isinstance(bounds, tuple):
+        return jax.tree.map(_as_list, bounds)
+    if (is_array or isinstance(bounds, list)) and all(map(_is_pair, bounds)):
+        sides = ([bound[side] for bound in bounds] for side in (0, 1))
+        return _Elements(*(np.array(_filled(x, i), float) for i, x in enumerate(sides)))
+    raise _error(bounds)
 
 
-def _has_pairs(bounds: Any) -> bool:
-    if isinstance(bounds, np.ndarray | jax.Array):
-        return bounds.ndim == 2
-    if not isinstance(bounds, list):
-        return False
-    return any(isinstance(bound, tuple | list) for bound in bounds)
+def _is_pair(bound: Any) -> bool:
+    is_vector = isinstance(bound, list | tuple | np.ndarray | jax.Array)
+    return is_vector and np.shape(np.asarray(bound, object)) == (2,)
+
+
+def _as_list(bound: Any) -> Any:
+    """A list for an array of Python's objects, which JAX does not know."""
+    is_array = isinstance(bound, np.ndarray)
+    return bound.tolist() if is_array and bound.dtype.hasobject else bound
+
+
+def _filled(bound: Any, side: int) -> Any:
+    """A bound of numbers and of `None`, which is no bound."""
+    none = (-np.inf, np.inf)[side]
+    return jax.tree.map(
+        lambda x: none if x is None else x, bound, is_leaf=lambda x: x is None
+    )
 
 
 def project(bounds: Bounds | None, params: optax.Params) -> optax.Params:
@@ -68,8 +105,19 @@ def project(bounds: Bounds | None, params: optax.Params) -> optax.Params:
 
 def as_trees(bounds: Bounds, params: optax.Params) -> Bounds:
     """The bounds as trees of arrays like the parameters."""
-    lower, upper = (_like(bound, params) for bound in bounds)
-    return lower, upper
+    if isinstance(bounds, _Elements):
+        leaves = jax.tree.leaves(params)
+        treedef: Any = jax.tree.structure(params)
+        count, size = len(bounds.lower), sum(map(np.size, leaves))
+        if len(leaves) != 1 or count != size:
+            raise ValueError(
+                "bounds must have one pair for each element of one array of "
+                f"parameters; got {count} pairs, and {size} elements in {len(leaves)} "
+                "arrays. For trees pass (lower, upper), of trees like params."
+            )
+        shape = np.shape(leaves[0])
+        bounds = tuple(treedef.unflatten([x.reshape(shape)]) for x in bounds)
+    return _like(bounds, 0, params), _like(bounds, 1, params)
 
 
 def check_bounds(bounds: Any, params: optax.Params) -> None:
@@ -79,17 +127,11 @@ def check_bounds(bounds: Any, params: optax.Params) -> None:
     """
     if bounds is None:
         return
-    try:
-        # Bounds are known, even if the parameters are traced.
-        with jax.ensure_compile_time_eval():
-            lower, upper = as_trees(bounds, params)
-    except _Pairs:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            "bounds must be a pair (lower, upper) of numbers, or of trees like params; "
-            f"got {bounds!r}."
-        ) from error
+    if not isinstance(bounds, tuple) or len(bounds) != 2:
+        raise _error(bounds)
+    # Bounds are known, even if the parameters are traced.
+    with jax.ensure_compile_time_eval():
+        lower, upper = as_trees(bounds, params)
     leaves = zip(
         jax.tree_util.tree_leaves_with_path(params),
         jax.tree.leaves(lower),
@@ -106,7 +148,8 @@ def check_bounds(bounds: Any, params: optax.Params) -> None:
             raise ValueError(
                 "bounds must have no lower bound that exceeds its upper bound, and no "
                 f"NaN; got lower {low[place]} and upper {high[place]} at {where}"
-                f"{list(map(int, place)) or ''}. Pass (lower, upper), in this order."
+                f"{list(map(int, place)) or ''}. Pass (lower, upper), in this order; "
+                "-np.inf, np.inf or None is no bound."
             )
         if isinstance(p, jax.core.Tracer):
             continue
@@ -126,25 +169,50 @@ def _check_within(p: np.ndarray, low: np.ndarray, high: np.ndarray, where: str) 
             )
 
 
-class _Pairs(ValueError):
-    """Bounds that are a pair for each parameter."""
+def _error(bounds: Any, why: str = "") -> ValueError:
+    """The error of what is no bounds."""
+    on_a_line = " ".join(repr(bounds).split())
+    return ValueError(
+        "bounds must be a tuple (lower, upper) of numbers or of trees like params, a "
+        "list of pairs, one for each element of an array, or a scipy.optimize.Bounds; "
+        f"got {on_a_line}{why}. Pass -np.inf, np.inf or None for no bound."
+    )
 
-    def __init__(self, bounds: Any):
-        on_a_line = " ".join(repr(bounds).split())
-        super().__init__(
-            "bounds must be a tuple (lower, upper) or a scipy.optimize.Bounds; got "
-            f"{on_a_line}. If these are pairs, one for each parameter, pass "
-            "tuple(np.transpose(bounds))."
+
+def _like(bounds: Bounds, side: int, params: optax.Params) -> optax.Params:
+    """A bound as a tree of arrays like the leaves of `params`."""
+    bound: Any = bounds[side]
+    treedef: Any = jax.tree.structure(params)
+    if bound is None or (jax.tree_util.all_leaves([bound]) and np.ndim(bound) == 0):
+        found = [bound] * treedef.num_leaves
+    else:
+        try:
+            found = treedef.flatten_up_to(bound)
+        except (TypeError, ValueError) as error:
+            raise _error(bounds, _missing(bound, params)) from error
+
+    if any(isinstance(b, tuple) for b in found):  # A vector is an array or a list.
+        raise _error(bounds, ", a tuple that is not read as pairs")
+
+    def of_leaf(p: jax.Array, b: Any) -> jax.Array:
+        return jnp.broadcast_to(jnp.asarray(_filled(b, side), p.dtype), p.shape)
+
+    try:
+        return treedef.unflatten(map(of_leaf, jax.tree.leaves(params), found))
+    except (TypeError, ValueError) as error:
+        raise _error(bounds, f", for shapes {shown.tree(params)}") from error
+
+
+def _missing(bound: Any, params: optax.Params) -> str:
+    """The first leaf of the parameters for which a tree has no bound."""
+    bounded, needed = (
+        [jax.tree_util.keystr(path) for path, _ in paths]
+        for paths in (
+            jax.tree_util.tree_leaves_with_path(bound, is_leaf=lambda x: x is None),
+            jax.tree_util.tree_leaves_with_path(params),
         )
-
-
-def _like(bound: Any, params: optax.Params) -> optax.Params:
-    """A bound as a tree of arrays that broadcast against the leaves of `params`."""
-    bound = filled(bound, params)
-
-    def check(p: jax.Array, b: Any) -> jax.Array:
-        if isinstance(b, tuple):  # A vector of bounds is an array or a list.
-            raise _Pairs(bound)
-        return jnp.broadcast_to(jnp.asarray(b, p.dtype), p.shape)
-
-    return jax.tree.map(check, params, bound)
+    )
+    for name in needed:
+        if not any(given.startswith(name) for given in bounded):
+            return f" without a bound of params{name}"
+    return ""

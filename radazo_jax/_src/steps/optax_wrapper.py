@@ -13,7 +13,6 @@ from radazo_jax._src.base import (
     GradientEstimator,
     GradientTransformationExtraArgs,
     Loss,
-    Search,
     check_estimator,
     check_evaluator,
 )
@@ -21,8 +20,7 @@ from radazo_jax._src.estimators.gradients import Evaluated, evaluated
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.steps.draws import draw_of
-from radazo_jax._src.steps.states import Outcome
-from radazo_jax._src.steps.step import direction_of, outcome_of, value_here
+from radazo_jax._src.steps.step import direction_of, is_skipped, value_here
 
 
 class EstimateGradientState(NamedTuple):
@@ -120,11 +118,6 @@ def estimate_gradient(
     """
     check_estimator(estimator)
     check_evaluator(evaluator)
-    if isinstance(inner, Search):
-        raise TypeError(
-            "inner must be an Optax transformation with a learning rate; got the "
-            f"search {inner!r}. Pass it to solver or minimize."
-        )
     key = keys.check_same_key(key)
     tx = optax.with_extra_args_support(optax.identity() if inner is None else inner)
 
@@ -199,7 +192,7 @@ def _inner_update(
     updates, _, after = direction_of(
         tx, state, params, found.estimate, here, loss, **others
     )
-    takes = outcome_of(found.estimate, found.values) == Outcome.TAKEN
+    takes = ~is_skipped(found.estimate, found.values)
     updates = jax.tree.map(lambda u: jnp.where(takes, u, 0), updates)
     return updates, optax.tree.where(takes, after, state)
 

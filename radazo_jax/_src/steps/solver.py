@@ -7,14 +7,13 @@ import jax
 import optax
 
 from radazo_jax._src import trees
-from radazo_jax._src.base import Evaluator, GradientEstimator, Objective, Search
+from radazo_jax._src.base import Evaluator, GradientEstimator, Objective
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.search.whole import whole
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.steps import states
 from radazo_jax._src.steps import step as steps
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
 from radazo_jax._src.steps.states import Run, SolverState, StepInfo
-from radazo_jax._src.steps.units import as_units
 
 
 class StepFn(Protocol):
@@ -40,16 +39,15 @@ class Solver(NamedTuple):
     step: StepFn
 
 
+@checks_names
 def solver(
     fun: Objective,
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
-    search: Search = whole(),
     *,
     evaluator: Evaluator = vectorized(),
     sample: Callable[[jax.Array], object] | None = None,
     bounds: BoundsLike | None = None,
-    scale: Any = None,
     has_aux: bool = False,
 ) -> Solver:
     """Combines a function, an optimizer and an estimator into one pure step.
@@ -69,26 +67,23 @@ def solver(
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets `value`,
         `grad`, `slope`, `value_fn` and `combination` as extra arguments.
       estimator: An estimator, such as `forward_difference()`.
-      search: A search, such as `search.parabolic()`, which finds the step size and may
-        reject steps; by default `search.whole()`, for optimizers with a learning rate.
       evaluator: The evaluator of the points: `vectorized(batch_size)`, or
         `sharded(axis_name)`.
       sample: `sample(key)` draws the batch of a step, one argument of `fun` after the
         parameters. `step` then takes no batch.
       bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
         `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
-      scale: As in `minimize`.
+        A list of pairs, one for each element of an array of parameters, is read as
+        SciPy reads it. `None` is no bound.
       has_aux: Whether `fun` returns a pair of a scalar and anything else, which is the
         `aux` of the `StepInfo`, as at the first point.
 
     Returns:
-      The `Solver`. `default_method(params)` gives an optimizer, an estimator and a
-      search without a learning rate.
+      The `Solver`.
 
     Raises:
-      TypeError, ValueError: If an argument has the wrong type, or `scale` is not
-        positive; from `init`, if the parameters are not floating-point or lie outside
-        of the bounds, or `scale` is not of their structure; from `step`, if
+      TypeError, ValueError: If an argument has the wrong type; from `init`, if the
+        parameters are not floating-point or lie outside of the bounds; from `step`, if
         the structure of the state differs from `init`'s, or the function does not
         return a real scalar.
 
@@ -119,9 +114,8 @@ def solver(
     """
     if not callable(fun):
         raise TypeError(f"fun must be a function of params; got {fun!r}.")
-    states.check_run(optimizer, estimator, search, evaluator)
-    given = fun, sample, optimizer, estimator, search, evaluator, as_bounds(bounds)
-    run = Run(*given, units=as_units(scale))
+    states.check_run(optimizer, estimator, evaluator)
+    run = Run(fun, sample, optimizer, estimator, evaluator, as_bounds(bounds))
 
     def init(params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
         # No two leaves share a buffer, and none is the caller's, so that the state can

@@ -1,6 +1,5 @@
 """`Run`, `SolverState` and `StepInfo`: runs, and their checks."""
 
-import enum
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,34 +12,13 @@ from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.base import (
     Evaluator,
     GradientEstimator,
-    Search,
     check_estimator,
     check_evaluator,
-    check_search,
 )
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps.box import Bounds
-from radazo_jax._src.steps.units import Units
 
 MOST_STEPS = np.iinfo(np.int32).max
-
-
-class Outcome(enum.IntEnum):
-    """The outcome of a step.
-
-    Attributes:
-      TAKEN: The run moved along a new direction, or stays for want of one.
-      REJECTED: The search undid the latest step, or shortened it.
-      SKIPPED: No value could be used: neither parameters nor optimizer state changed.
-      INCOMPLETE: The estimator needs further values at the same parameters, at which
-        the run stays.
-    """
-
-    TAKEN = 0
-    REJECTED = 1
-    SKIPPED = 2
-    INCOMPLETE = 3
 
 
 class Failures(NamedTuple):
@@ -74,35 +52,29 @@ class Run(NamedTuple):
       sample: A function from a key to a batch, a tuple of arguments; `None` without.
       optimizer: An Optax transformation.
       estimator: An estimator.
-      search: A search.
       evaluator: The evaluator of the points.
       bounds: The box in which parameters and points stay; `None` without.
-      staged: Whether it is a stage, which ends when its estimator is exhausted.
-      units: The units of its steps; `None` if they are the parameters' own.
     """
 
     fun: Callable[..., Any] | None
     sample: Callable[[jax.Array], Any] | None
     optimizer: optax.GradientTransformation
     estimator: GradientEstimator
-    search: Search = whole()
     evaluator: Evaluator = vectorized()
     bounds: Bounds | None = None
-    staged: bool = False
-    units: Units | None = None
 
 
 class StepInfo(NamedTuple):
-    """The values and the outcome of a step.
+    """The values of a step, and what became of it.
 
     Attributes:
       value: The value at θ, or a substitute for it: at least float32, shape ().
       slope: The derivative along the estimate, according to the values: shape ().
       values: The values at the points, θ first: [n], or [n, G] if the function returns
         several.
-      failed: Number of values that were not finite, without those that were not
-        needed: int32, shape ().
-      outcome: The outcome of the step, an `Outcome`: int32, shape ().
+      failed: Number of values that were not finite: int32, shape ().
+      skipped: Whether no value could be used, so that neither the parameters nor the
+        state of the optimizer changed: bool, shape ().
       aux: The auxiliary output at the first point; `None` without `has_aux`.
     """
 
@@ -110,22 +82,8 @@ class StepInfo(NamedTuple):
     slope: jax.Array
     values: jax.Array
     failed: jax.Array
-    outcome: jax.Array
+    skipped: jax.Array
     aux: Any = None
-
-
-class Earlier(NamedTuple):
-    """The stages before the one of a state.
-
-    Attributes:
-      step: The number of the first step after them: int32, shape ().
-      value: The lowest value at the end of one, infinite without any: shape ().
-      params: The parameters there.
-    """
-
-    step: jax.Array
-    value: jax.Array
-    params: optax.Params
 
 
 class SolverState(NamedTuple):
@@ -135,22 +93,17 @@ class SolverState(NamedTuple):
       params: The parameters.
       optimizer_state: The state of the Optax transformation.
       estimator_state: The state of the estimator.
-      search_state: The state of the search.
       key: The key of the run, typed, shape (); it does not change.
       step: The number of steps done: int32, shape ().
       failures: The evaluations that failed.
-      earlier: The stages before the present one of the default method: an `Earlier`,
-        or `None` in the first stage and with a named method.
     """
 
     params: optax.Params
     optimizer_state: optax.OptState
     estimator_state: Any
-    search_state: Any
     key: jax.Array
     step: jax.Array
     failures: Failures
-    earlier: Earlier | None = None
 
     def __repr__(self) -> str:
         return shown.on_a_line(
@@ -159,7 +112,6 @@ class SolverState(NamedTuple):
             params=shown.tree(self.params),
             optimizer_state=shown.count(self.optimizer_state),
             estimator_state=shown.count(self.estimator_state),
-            search_state=shown.count(self.search_state),
             failures=shown.number(getattr(self.failures, "evaluations", None)),
         )
 
@@ -173,6 +125,16 @@ def check_known(state: SolverState) -> None:
             "jax.grad; inside, take value_and_grad or estimate_gradient."
         )
     checks.check_not_deleted("state", state)
+
+
+def check_known_functions(functions: Any) -> None:
+    """Raises if functions of a run close over traced arrays."""
+    if trees.is_traced(functions):
+        raise TypeError(
+            "fun must close over known arrays; got a traced one. A run compiles its "
+            "own loop, so call it outside of jax.jit, jax.vmap and jax.grad; inside, "
+            "take value_and_grad or estimate_gradient."
+        )
 
 
 def check_state(run: Run, state: Any, *, leaves: bool = False) -> None:
@@ -190,7 +152,6 @@ def check_state(run: Run, state: Any, *, leaves: bool = False) -> None:
     for name, init, got in (
         ("optimizer", run.optimizer.init, state.optimizer_state),
         ("estimator", run.estimator.init, state.estimator_state),
-        ("search", run.search.init, state.search_state),
     ):
         expected = jax.eval_shape(init, state.params)
         pair = difference(expected, got, leaves)
@@ -238,7 +199,6 @@ def check_room(done: Any, num_steps: int = 1) -> None:
 def check_run(
     optimizer: Any,
     estimator: Any,
-    search: Any = whole(),
     evaluator: Any = vectorized(),
 ) -> None:
     """Raises unless these are what they are named."""
@@ -253,7 +213,6 @@ def check_run(
             f"{optimizer!r}."
         )
     check_estimator(estimator)
-    check_search(search)
     check_evaluator(evaluator)
 
 
@@ -267,7 +226,7 @@ class RunError(RuntimeError):
         `None` if there is none.
     """
 
-    def __init__(self, message: str, state: SolverState, result: Any = None):
+    def __init__(self, message: str, state: Any = None, result: Any = None):
         super().__init__(message)
         self.state = state
         self.result = result
@@ -296,40 +255,49 @@ class Policy(NamedTuple):
         )
         return cls(on_failure, max_consecutive_failures)
 
-    def limits(self, state: SolverState) -> np.ndarray:
+    def limits(self, failures: Failures) -> np.ndarray:
         """The failures that end a run from here: in all, and in a row; int32, [2]."""
-        so_far = int(state.failures.evaluations)
+        so_far = int(failures.evaluations)
         most = so_far if self.on_failure == "raise" else np.iinfo(np.int32).max - 1
         return np.array([most + 1, self.max_consecutive_failures], np.int32)
 
-    def check_used(self, state: SolverState, steps: int, last: str = "") -> None:
+    def check_used(self, usable: bool, steps: int, last: str = "") -> None:
         """Raises a RunError if none of the steps of a run had a value to use."""
-        if not steps or int(state.failures.in_a_row) < steps:
+        if not steps or usable:
             return
         what = f"fun had no finite value to use in any of the run's {steps} steps."
-        raise _failed(what, last, "continues the run", state)
+        raise _failed(what, last, "continues the run")
 
-    def check(self, state: SolverState, limits: np.ndarray, last: str = "") -> None:
-        """Raises a RunError if the failures have reached the limits."""
-        failures = jax.device_get(state.failures)
+    def check(
+        self, failures: Failures, steps: int, limits: np.ndarray, last: str = ""
+    ) -> None:
+        """Raises a RunError if the failures have reached the limits.
+
+        Args:
+          failures: The counts so far.
+          steps: The number of steps of the whole run.
+          limits: The limits.
+          last: The last failure.
+        """
+        failures = jax.device_get(failures)
         if failures.evaluations < limits[0] and failures.in_a_row < limits[1]:
             return
-        step = int(state.step) - 1
+        step = steps - 1
         if self.on_failure == "raise":
             what = f"fun failed at step {step}, and on_failure is 'raise'."
-            raise _failed(what, last, "is the run without what failed", state)
+            raise _failed(what, last, "is the run without what failed")
         what = (
             f"fun had no finite value to use in {failures.in_a_row} steps in a row "
             f"(max_consecutive_failures), up to step {step}."
         )
-        raise _failed(what, last, "continues the run", state)
+        raise _failed(what, last, "continues the run")
 
 
-def _failed(what: str, last: str, meaning: str, state: SolverState) -> RunError:
-    """The error of a run that failures end, with the last one and its state."""
+def _failed(what: str, last: str, meaning: str) -> RunError:
+    """The error of a run that failures end, with the last one; `run` adds its state."""
     cause = f" The last failure: {last}." if last else ""
     end = checks.refer_to("minimize")
-    return RunError(f"{what}{cause} The error's state {meaning}.{end}", state)
+    return RunError(f"{what}{cause} The error's state {meaning}.{end}")
 
 
 def exceeds(state: SolverState, limits: jax.Array) -> jax.Array:
@@ -344,8 +312,8 @@ def resumed(state: SolverState) -> SolverState:
     return state._replace(failures=state.failures._replace(in_a_row=none))
 
 
-def failure_counts(state: SolverState) -> dict[str, str]:
+def failure_counts(failures: Failures) -> dict[str, str]:
     """The failures so far, for a progress bar."""
-    evaluations, skipped, _ = (int(count) for count in state.failures)
+    evaluations, skipped, _ = (int(count) for count in failures)
     shown = {"failed": evaluations, "skipped": skipped}
     return {name: str(count) for name, count in shown.items() if count}

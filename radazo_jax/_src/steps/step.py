@@ -2,8 +2,7 @@
 
 The points are evaluated between `points_at` and `advance`, so that the same steps are
 taken by a compiled run, a run whose function is evaluated elsewhere, and a run that is
-rebuilt from its journal. States hold parameters θ; estimators, optimizers and searches
-get z, which is θ in the units of the run.
+rebuilt from its journal.
 """
 
 from collections.abc import Callable
@@ -16,9 +15,8 @@ import optax
 from jax import lax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks, programs, trees
+from radazo_jax._src import checks, programs, shown, trees, xla
 from radazo_jax._src.base import (
-    Descent,
     Estimate,
     GradientEstimator,
     Points,
@@ -28,12 +26,11 @@ from radazo_jax._src.estimators import gradients
 from radazo_jax._src.estimators.differences import mean_of_finite
 from radazo_jax._src.estimators.gradients import of_params
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.steps import box, draws, states, units
+from radazo_jax._src.steps import box, draws, states
 from radazo_jax._src.steps.box import Bounds
 from radazo_jax._src.steps.states import (
     MOST_STEPS,
     Failures,
-    Outcome,
     Run,
     SolverState,
     StepInfo,
@@ -53,7 +50,6 @@ def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverSt
     checks.warn_of_float32(params)
     params = arrays
     box.check_bounds(run.bounds, params)
-    units.check_units(run.units, params)
     # A start on a bound may be off it by rounding.
     params = box.project(run.bounds, params)
     return begun(run, params, keys.check_same_key(key))
@@ -68,12 +64,10 @@ def begun(run: Run, params: optax.Params, key: jax.Array) -> SolverState:
       key: The typed key of the run.
     """
     count = trees.number(0, jnp.int32)
-    z = units.to_units(run.units, params)
     return SolverState(
         params,
-        run.optimizer.init(z),
-        run.estimator.init(z),
-        run.search.init(z),
+        run.optimizer.init(params),
+        run.estimator.init(params),
         key,
         count,
         Failures(count, count, count),
@@ -87,6 +81,7 @@ def traced(run: Run, state: SolverState) -> Run:
     if fun is None or programs.are_disabled():
         return run
     fun, sample = traced_functions(fun, run.sample, state.params, state.key)
+    states.check_known_functions((fun, sample))
     return run._replace(fun=fun, sample=sample)
 
 
@@ -97,6 +92,12 @@ def traced_functions(
     key: jax.Array,
 ) -> tuple[programs.Traced, programs.Traced | None]:
     """A loss and the function that samples its batches as they are now."""
+    if sample is not None and not callable(sample):
+        raise TypeError(
+            "sample must be a function of a key that returns a batch; got "
+            f"{shown.tree(sample)}. Draw from it, as by lambda key: "
+            "jax.random.choice(key, data, (32,))."
+        )
     batch: tuple[Any, ...] = ()
     of_keys = None if sample is None else programs.traced(sample, key)
     if of_keys is not None:
@@ -130,15 +131,8 @@ def _of_traced_params(
     kwargs: dict[str, Any],
     params: optax.Params,
 ) -> Any:
-    """`of_params` within bounds; names what fits a function that JAX cannot trace."""
-    try:
-        return of_params(fun, batch, kwargs, box.project(bounds, params))
-    except gradients.UNTRACEABLE as error:
-        raise TypeError(
-            "fun must be a function that JAX can trace; got one that turns params into "
-            "a Python number or a NumPy array. Use jax.numpy in it, or pass it to "
-            "minimize_black_box." + checks.refer_to("minimize_black_box")
-        ) from error
+    """`of_params` within bounds."""
+    return of_params(fun, batch, kwargs, box.project(bounds, params))
 
 
 def points_at(
@@ -151,11 +145,9 @@ def points_at(
       state: The state before the step.
       loss: The loss of the step if JAX can trace it, else `None`.
     """
-    bounds = units.bounds_in(run.units, run.bounds, state.params)
-    draw = draws.draw_of(state.key, state.step)._replace(fun=loss, bounds=bounds)
-    z = units.to_units(run.units, state.params)
+    draw = draws.draw_of(state.key, state.step)._replace(fun=loss)
     return gradients.points_of(
-        run.estimator, run.evaluator, draw, z, state.estimator_state
+        run.estimator, run.evaluator, draw, state.params, state.estimator_state
     )
 
 
@@ -168,9 +160,8 @@ def take(
     """Evaluates the points of a step, and takes it."""
     scalar = Partial(without_aux, loss) if has_aux else loss
     asked = points_at(run, state, scalar)
-    placed = units.around(run.units, state.params, asked[0])
     values, aux = gradients.values_at(
-        run.evaluator, loss, state.params, placed, has_aux
+        run.evaluator, loss, state.params, asked[0], has_aux
     )
     after, info = advance(run, state, asked, values, scalar)
     return after, info._replace(aux=aux)
@@ -211,82 +202,42 @@ def advance(
     values: Values,
     loss: Callable[[optax.Params], Any] | None = None,
 ) -> tuple[SolverState, StepInfo]:
-    """Takes a step whose values are known: judges, estimates, and moves.
+    """Takes a step whose values are known: estimates, and moves.
 
     Args:
       run: The run.
       state: The state before the step.
       asked: The points of the step, and the state after them, from `points_at`.
       values: The values at the points; those that are not finite have failed.
-      loss: The loss, for searches and optimizers that evaluate it.
+      loss: The loss, for optimizers that evaluate it.
 
     Returns:
       The state after the step, and what happened.
     """
     points, asked_state = asked
-    here = value_here(points, values)
-    accepted, search_state = judge(run, state, here)
-    known = values
-    if run.search.stops_early:
-        # Whether the others were evaluated or not, the run is the same.
-        along = jnp.where(accepted, values.along, jnp.nan)
-        known = values._replace(along=along)
-    z = units.to_units(run.units, state.params)
     estimate, estimator_state = gradients.reduced(
-        run.estimator, points, known, z, asked_state
+        run.estimator, points, values, state.params, asked_state
     )
-    if run.search.stops_early:
-        estimator_state = optax.tree.where(accepted, estimator_state, asked_state)
-    outcome = jnp.where(accepted, outcome_of(estimate, known), Outcome.REJECTED)
-    moved = _moved(run, state, search_state, (estimate, here, outcome), loss)
-    failed = _num_failed(points, known, accepted | (not run.search.stops_early))
-    params, optimizer_state, search_state = moved
+    skipped = is_skipped(estimate, values)
+    here = value_here(points, values)
+    params, optimizer_state = _moved(run, state, (estimate, here, skipped), loss)
+    failed = jnp.sum(~jnp.isfinite(points.join(values)), dtype=jnp.int32)
     after = state._replace(
         params=params,
         optimizer_state=optimizer_state,
         estimator_state=estimator_state,
-        search_state=search_state,
         step=optax.safe_increment(state.step),
-        failures=_counted(state.failures, failed, outcome),
+        failures=_counted(state.failures, failed, skipped),
     )
-    # A rejected step reports the value at its parameters, whatever it is.
-    value = estimate.value
-    if run.search.judges:
-        value = jnp.where(accepted, value, _mean_here(points, values))
-    return after, StepInfo(value, estimate.slope, points.join(values), failed, outcome)
+    given = estimate.value, estimate.slope, points.join(values), failed, skipped
+    return after, StepInfo(*given)
 
 
-def judge(run: Run, state: SolverState, value: jax.Array) -> tuple[jax.Array, Any]:
-    """Whether the run may stay at its parameters, and the state of its search.
-
-    Args:
-      run: The run.
-      state: The state.
-      value: The loss at its parameters, NaN if it failed: shape ().
-    """
-    z = units.to_units(run.units, state.params)
-    found = run.search.judge(state.search_state, z, value)
-    ones = jax.ShapeDtypeStruct((), jnp.bool_)
-    _check_found(found, (ones, state.search_state), "judge(state, params, value)")
-    return found
-
-
-def is_rejected(run: Run, state: SolverState, value: Any) -> bool:
-    """Whether a value at θ alone decides a step, which then needs no further values."""
-    if not run.search.stops_early:
-        return False
-    value = jnp.asarray(value, trees.widest(state.params))
-    accepted, _ = judge(run, state, _finite(value))
-    return not bool(accepted)
-
-
-def outcome_of(estimate: Estimate, values: Values) -> jax.Array:
-    """The outcome of a step that no search rejects: int32, shape ()."""
+def is_skipped(estimate: Estimate, values: Values) -> jax.Array:
+    """Whether no value of a step can be used: bool, shape ()."""
     # Squares of large differences overflow in a slope although no value failed.
     failed = jnp.any(~jnp.isfinite(values.along)) & ~jnp.isfinite(estimate.slope)
-    skipped = (estimate.num_values == 0) | failed
-    outcome = jnp.where(estimate.complete, Outcome.TAKEN, Outcome.INCOMPLETE)
-    return jnp.where(skipped, Outcome.SKIPPED, outcome).astype(jnp.int32)
+    return (estimate.num_values == 0) | failed
 
 
 def _mean_here(points: Points, values: Values) -> jax.Array:
@@ -308,58 +259,44 @@ def _finite(value: jax.Array) -> jax.Array:
 def _moved(
     run: Run,
     state: SolverState,
-    search_state: Any,
     found: tuple[Estimate, jax.Array, jax.Array],
     loss: Callable[[optax.Params], Any] | None,
-) -> tuple[optax.Params, Any, Any]:
-    """Parameters, and the states of optimizer and search, after a step.
+) -> tuple[optax.Params, Any]:
+    """Parameters and the state of the optimizer after a step.
 
     Args:
       run: The run.
       state: The state before the step.
-      search_state: The state of the search after its judgment.
-      found: The estimate, the value at θ, and the outcome.
+      found: The estimate, the value at θ, and whether the step is skipped.
       loss: The loss, or `None`.
     """
-    search, (estimate, here, outcome) = run.search, found
-    bounds = units.bounds_in(run.units, run.bounds, state.params)
-    project = partial(box.project, bounds)
-    of_z = units.loss_in(run.units, loss)
-    args = estimate, here, of_z, bounds
+    estimate, here, skipped = found
+    bounds = None if run.bounds is None else box.as_trees(run.bounds, state.params)
+    args = estimate, here, loss, bounds
 
-    def taken(z: Any, optimizer_state: Any, search_state: Any) -> Any:
-        direction, gradient, optimizer_state = direction_of(
-            run.optimizer, optimizer_state, z, *args
+    def taken(params: Any, optimizer_state: Any) -> Any:
+        direction, _, optimizer_state = direction_of(
+            run.optimizer, optimizer_state, params, *args
         )
-        mean = None if of_z is None else partial(_mean_loss, of_z)
-        descent = Descent(direction, gradient, estimate, here, project, mean)
-        moved = search.move(search_state, z, descent)
-        _check_found(moved, (z, search_state), "move(state, params, descent)")
-        return moved[0], optimizer_state, moved[1]
+        # Only some processors round a product and a sum together.
+        direction = jax.tree.map(xla.rounded, direction)
+        after = optax.apply_updates(params, direction)
+        return box.project(bounds, after), optimizer_state
 
-    def taken_in_place(z: Any, optimizer_state: Any, search_state: Any) -> Any:
+    def taken_in_place(params: Any, optimizer_state: Any) -> Any:
         # The gradient is not built, nor a direction.
-        extra = gradients.extra_args(estimate, None, here, of_z, bounds)
-        z, optimizer_state = run.optimizer.update.apply(
-            unchanged, optimizer_state, z, **extra
+        extra = gradients.extra_args(estimate, None, here, loss, bounds)
+        params, optimizer_state = run.optimizer.update.apply(
+            unchanged, optimizer_state, params, **extra
         )
-        return project(z), optimizer_state, search_state
+        return box.project(bounds, params), optimizer_state
 
-    def rejected(z: Any, optimizer_state: Any, search_state: Any) -> Any:
-        moved = search.back(search_state, z, project)
-        _check_found(moved, (z, search_state), "back(state, params, project)")
-        return moved[0], optimizer_state, moved[1]
-
-    def of_params(update: Callable[..., Any], params: Any, *held: Any) -> Any:
-        z, *others = update(units.to_units(run.units, params), *held)
-        return units.from_units(run.units, z), *others
-
-    in_place = isinstance(run.optimizer.update, InPlaceUpdate) and not search.judges
-    held = state.params, state.optimizer_state, search_state
-    if search.judges:
-        held = _if(outcome == Outcome.REJECTED, partial(of_params, rejected), held)
-    update = partial(of_params, taken_in_place if in_place else taken)
-    return _if(outcome == Outcome.TAKEN, update, held)
+    in_place = isinstance(run.optimizer.update, InPlaceUpdate)
+    held = state.params, state.optimizer_state
+    update = partial(_like, taken_in_place if in_place else taken, held)
+    # A conditional of two branches works in place. A choice between before and after
+    # holds another copy of the parameters.
+    return lax.cond(~skipped, update, lambda *x: x, *held)
 
 
 def direction_of(
@@ -375,23 +312,24 @@ def direction_of(
     """The direction of an optimizer, the gradient, and the state after it."""
     gradient = estimate.gradient.materialize(params)
     args = others | gradients.extra_args(estimate, gradient, here, loss, bounds)
-    direction, optimizer_state = optax.with_extra_args_support(optimizer).update(
-        gradient, optimizer_state, params, **args
-    )
+    update = optax.with_extra_args_support(optimizer).update
+    try:
+        direction, optimizer_state = update(gradient, optimizer_state, params, **args)
+    except gradients.UNTRACEABLE as error:
+        raise TypeError(
+            "optimizer must be one that JAX can trace; got one that turns a traced "
+            "array into a Python value, as a schedule with `if` does. Use jnp.where, "
+            "or optax.join_schedules."
+        ) from error
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise TypeError(
+            "optimizer must take the extra arguments of Optax, which include the loss "
+            f"as value_fn; got one that does not: {error}. optax.contrib.sam needs "
+            "gradients of its own: use it with value_and_grad."
+        ) from error
     return direction, gradient, optimizer_state
-
-
-def _mean_loss(loss: Callable[[optax.Params], Any], params: optax.Params) -> Any:
-    return gradients.mean_value(loss(params))
-
-
-def _if(condition: jax.Array, update: Callable[..., Any], held: Any) -> Any:
-    """The held trees, updated if the condition holds.
-
-    Conditionals of two branches, one after the other, work in place. A choice between
-    before and after, or a switch, holds another copy of the parameters.
-    """
-    return lax.cond(condition, partial(_like, update, held), lambda *x: x, *held)
 
 
 def _like(update: Callable[..., Any], before: Any, *held: Any) -> Any:
@@ -403,65 +341,11 @@ def _like(update: Callable[..., Any], before: Any, *held: Any) -> Any:
     return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), after, before)
 
 
-def _check_found(found: Any, expected: tuple[Any, Any], call: str) -> None:
-    """Raises unless a method of a search has returned what it must."""
-    method = call.partition("(")[0]
-    if type(found) is tuple and len(found) == 2:
-        pair = states.difference(expected, found, leaves=True)
-        if pair is None:
-            return
-    else:
-        pair = "a pair", type(found).__name__
-    raise TypeError(
-        f"{method} of the search must return {pair[0]}; got {pair[1]}. It is called as "
-        f"{call}."
-    )
-
-
-def _counted(failures: Failures, failed: jax.Array, outcome: jax.Array) -> Failures:
+def _counted(failures: Failures, failed: jax.Array, skipped: jax.Array) -> Failures:
     """The counts of failures after a step."""
-    one = (outcome == Outcome.SKIPPED).astype(jnp.int32)
+    one = skipped.astype(jnp.int32)
     return Failures(
         jnp.minimum(failures.evaluations, MOST_STEPS - 1 - failed) + failed,
         failures.skipped + one,
         one * (failures.in_a_row + 1),
     )
-
-
-def _num_failed(
-    points: Points, values: Values, needed: jax.typing.ArrayLike
-) -> jax.Array:
-    """The number of values that are not finite, but needed: int32, shape ()."""
-    unneeded = jnp.broadcast_to(~jnp.asarray(needed), points.scales.shape)
-    if points.shifts is None:  # A point that is not moved is θ.
-        unneeded |= points.includes_params & (points.scales == 0)
-    unneeded = unneeded.reshape(unneeded.shape + (1,) * (values.along.ndim - 2))
-    counted = values._replace(along=jnp.where(unneeded, 0, values.along))
-    return jnp.sum(~jnp.isfinite(points.join(counted)), dtype=jnp.int32)
-
-
-def last_params(run: Run, state: SolverState) -> optax.Params:
-    """The parameters after the latest step, or before it if it would be rejected.
-
-    The next step would reject it. At the end of a run there is no next step, so that
-    the loss is evaluated once more to find out.
-    """
-    if not run.search.judges:
-        return state.params
-    return programs.of(_last_params, run, state)(state)
-
-
-def value_after(run: Run, state: SolverState) -> jax.Array:
-    """The value at the parameters of a state, NaN if it failed: shape ()."""
-    return _finite(_mean_loss(loss_at(run, state), state.params))
-
-
-def _last_params(run: Run, state: SolverState) -> optax.Params:
-    value = value_after(run, state)
-    accepted, _ = judge(run, state, value)
-    return optax.tree.where(accepted, state.params, before(run, state))
-
-
-def before(run: Run, state: SolverState) -> optax.Params:
-    """The parameters before the latest step, which a search has kept."""
-    return units.from_units(run.units, state.search_state.before)

@@ -1,5 +1,6 @@
 """Decay toward a point: against forgetting."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks, trees
-from radazo_jax._src.base import GradientTransformationExtraArgs, Projection
+from radazo_jax._src.base import GradientTransformationExtraArgs
 from radazo_jax._src.trees import wide
 
 
@@ -94,7 +95,7 @@ def anchored_decay(
 
 
 def keep_params_in(
-    projection: Projection,
+    projection: Callable[[optax.Params], optax.Params],
 ) -> GradientTransformationExtraArgs:
     """Projects steps, so that parameters stay in a set: the last of a chain.
 

@@ -1,6 +1,7 @@
 """R-AdaZO and related methods as Optax transformations."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import optax
 
 from radazo_jax._src import checks
 from radazo_jax._src.base import GradientTransformationExtraArgs
+from radazo_jax._src.directions.layout import MatrixAxes
 from radazo_jax._src.trees import as_arrays, at_least_float32
 
 
@@ -111,16 +113,20 @@ def scale_by_radazo(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       algorithm 2.
     """
-    return _scale_by_moments(
-        ScaleByRadazoState,
-        lambda g, m: m,
-        b1,
-        b2,
-        eps_root,
-        initial_accumulator_value,
-        bias_correction,
-        mu_dtype,
+    given = Hyperparameters(
+        b1, b2, eps_root, initial_accumulator_value, bias_correction
     )
+
+    def update(
+        g: optax.Updates, state: ScaleByRadazoState, count: jax.Array
+    ) -> tuple[optax.Updates, ScaleByRadazoState]:
+        m = averaged(g, state.mu, b1)
+        m_hat = given.debiased(m, b1, count)
+        v = averaged_squares(m_hat, state.nu, b2)
+        v_hat = given.debiased(v, b2, count)
+        return divided(m_hat, v_hat, eps_root), ScaleByRadazoState(count, m, v)
+
+    return _transformation(ScaleByRadazoState, update, given, mu_dtype)
 
 
 def scale_by_zo_adamm(
@@ -181,47 +187,112 @@ def scale_by_zo_adamm(
       Chen et al., ZO-AdaMM: Zeroth-Order Adaptive Momentum Method for Black-Box
       Optimization, NeurIPS 2019.
     """
-    return _scale_by_moments(
-        ScaleByZoAdammState,
-        lambda g, m: g,
-        b1,
-        b2,
-        eps_root,
-        initial_accumulator_value,
-        bias_correction,
-        mu_dtype,
-        amsgrad,
+    given = Hyperparameters(
+        b1, b2, eps_root, initial_accumulator_value, bias_correction
     )
 
+    def update(
+        g: optax.Updates, state: ScaleByZoAdammState, count: jax.Array
+    ) -> tuple[optax.Updates, ScaleByZoAdammState]:
+        m = averaged(g, state.mu, b1)
+        m_hat = given.debiased(m, b1, count)
+        v = averaged_squares(g, state.nu, b2)
+        v_hat = given.debiased(v, b2, count)
+        if not amsgrad:
+            return divided(m_hat, v_hat, eps_root), ScaleByZoAdammState(count, m, v)
+        largest = jax.tree.map(jnp.maximum, state.nu_max, v_hat)
+        after = ScaleByZoAdammState(count, m, v, largest)
+        return divided(m_hat, largest, eps_root), after
 
-def _scale_by_moments(
+    second = ("nu", "nu_max") if amsgrad else ("nu",)
+    return _transformation(ScaleByZoAdammState, update, given, mu_dtype, second)
+
+
+class Hyperparameters(NamedTuple):
+    """The hyperparameters of `scale_by_radazo`, of all optimizers with two moments."""
+
+    b1: jax.typing.ArrayLike
+    b2: jax.typing.ArrayLike
+    eps_root: jax.typing.ArrayLike
+    initial_accumulator_value: jax.typing.ArrayLike
+    bias_correction: bool
+
+    def check(self) -> None:
+        """Raises if one is out of its range."""
+        checks.check_unit_interval("b1", self.b1)
+        checks.check_unit_interval("b2", self.b2)
+        checks.check_non_negative("eps_root", self.eps_root)
+        start = self.initial_accumulator_value
+        checks.check_non_negative("initial_accumulator_value", start)
+
+    def debiased(
+        self, moments: optax.Updates, decay: jax.typing.ArrayLike, count: jax.Array
+    ) -> optax.Updates:
+        """The moments, debiased if they should be."""
+        return _debias(moments, decay, count) if self.bias_correction else moments
+
+
+def averaged(
+    xs: optax.Updates, moments: optax.Updates, decay: jax.typing.ArrayLike
+) -> optax.Updates:
+    """The averages after another x, in its dtype."""
+
+    def average(x: jax.Array, moment: jax.Array) -> jax.Array:
+        moment = moment.astype(x.dtype)
+        return optax.tree.update_moment(x, moment, scalar(decay, x.dtype), 1)
+
+    return jax.tree.map(average, xs, moments)
+
+
+def averaged_squares(
+    xs: optax.Updates, moments: optax.Updates, decay: jax.typing.ArrayLike
+) -> optax.Updates:
+    """The averages of |x|² after another x."""
+
+    def average(x: jax.Array, moment: jax.Array) -> jax.Array:
+        rate = scalar(decay, moment.dtype)
+        return optax.tree.update_moment_per_elem_norm(x, moment, rate, 2)
+
+    return jax.tree.map(average, xs, moments)
+
+
+def divided(
+    m: optax.Updates, v: optax.Updates, eps_root: jax.typing.ArrayLike
+) -> optax.Updates:
+    """M / √(v + ζ)."""
+
+    def scaled(m: jax.Array, v: jax.Array) -> jax.Array:
+        return jax.lax.rsqrt(v + scalar(eps_root, v.dtype)).astype(m.dtype) * m
+
+    return jax.tree.map(scaled, m, v)
+
+
+def _transformation(
     state_type: type,
-    measured: Callable[[optax.Updates, optax.Updates], optax.Updates],
-    b1: jax.typing.ArrayLike,
-    b2: jax.typing.ArrayLike,
-    eps_root: jax.typing.ArrayLike,
-    initial_accumulator_value: jax.typing.ArrayLike,
-    bias_correction: bool,
+    update: Callable[[Any, Any, jax.Array], tuple[Any, Any]],
+    given: Hyperparameters,
     mu_dtype: jax.typing.DTypeLike | None,
-    amsgrad: bool = False,
+    second: tuple[str, ...] = ("nu",),
 ) -> GradientTransformationExtraArgs:
-    """Divides the first moment by the root of the second moment of `measured`.
+    """An Optax transformation whose arithmetic is at least float32.
 
-    `measured` is all that sets the algorithms apart: of the gradients and the
-    (debiased) first moments it returns those whose second moment scales the update.
-    It has the hyperparameters of `scale_by_radazo`.
+    Args:
+      state_type: The type of the states.
+      update: `update(g, state, count)` returns the scaled updates and the state after
+        gradients of at least the precision of v.
+      given: The hyperparameters.
+      mu_dtype: The dtype in which m is stored.
+      second: The fields of the state that begin at v₀.
     """
-    checks.check_unit_interval("b1", b1)
-    checks.check_unit_interval("b2", b2)
-    checks.check_non_negative("eps_root", eps_root)
-    checks.check_non_negative("initial_accumulator_value", initial_accumulator_value)
+    given.check()
     stored = _check_mu_dtype(mu_dtype)
 
     def init_fn(params: optax.Params) -> Any:
         # Converted before it fills: filling with another dtype is a promotion.
         def init_nu(p: Any) -> jax.Array:
             dtype = jnp.finfo(_moment_dtype(p)).dtype
-            return jnp.full_like(p, scalar(initial_accumulator_value, dtype), dtype)
+            start = scalar(given.initial_accumulator_value, dtype)
+            return jnp.full_like(p, start, dtype)
 
         def init_mu(p: Any) -> jax.Array:
             return jnp.zeros_like(p, dtype=_stored_dtype(p, stored))
@@ -229,8 +300,7 @@ def _scale_by_moments(
         return state_type(
             count=jnp.zeros([], jnp.int32),
             mu=jax.tree.map(init_mu, params),
-            nu=jax.tree.map(init_nu, params),
-            **({"nu_max": jax.tree.map(init_nu, params)} if amsgrad else {}),
+            **{name: jax.tree.map(init_nu, params) for name in second},
         )
 
     def update_fn(
@@ -243,43 +313,69 @@ def _scale_by_moments(
         # the other members of a chain.
         del params, extra_args
         _check_layout(updates, state.mu)
-        count = optax.safe_increment(state.count)
         g = jax.tree.map(_widen, updates, state.mu, state.nu)
-        mu = jax.tree.map(functools.partial(_first_moment, b1), g, state.mu)
-        mu_hat = _debias(mu, b1, count) if bias_correction else mu
-        second_moment = functools.partial(_second_moment, b2)
-        nu = jax.tree.map(second_moment, measured(g, mu_hat), state.nu)
-        nu_hat = _debias(nu, b2, count) if bias_correction else nu
-        largest = {}
-        if amsgrad:
-            nu_hat = jax.tree.map(jnp.maximum, state.nu_max, nu_hat)
-            largest = {"nu_max": jax.tree.map(_cast_like, nu_hat, state.nu)}
-        scaled = jax.tree.map(functools.partial(_scaled, eps_root), mu_hat, nu_hat)
-        new_state = state_type(
-            count=count,
-            mu=jax.tree.map(_cast_like, mu, state.mu),
-            nu=jax.tree.map(_cast_like, nu, state.nu),
-            **largest,
-        )
-        return jax.tree.map(_cast_like, scaled, updates), new_state
+        scaled, after = update(g, state, optax.safe_increment(state.count))
+        after = jax.tree.map(_cast_like, after, state)
+        return jax.tree.map(_cast_like, scaled, updates), after
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _first_moment(b1: jax.typing.ArrayLike, g: jax.Array, mu: jax.Array) -> jax.Array:
-    """The first moment after a gradient, in the gradient's dtype."""
-    mu = mu.astype(g.dtype)
-    return optax.tree.update_moment(g, mu, scalar(b1, g.dtype), 1)
+class FactoredMoment(NamedTuple):
+    """The second moment of a stack of matrices, by its means.
+
+    Attributes:
+      rows: The means over the columns: of the leaf's shape, with size 1 along the axes
+        of the columns.
+      columns: The means over the rows, likewise.
+    """
+
+    rows: jax.Array
+    columns: jax.Array
 
 
-def _second_moment(b2: jax.typing.ArrayLike, x: jax.Array, nu: jax.Array) -> jax.Array:
-    """The second moment after another x."""
-    return optax.tree.update_moment_per_elem_norm(x, nu, scalar(b2, nu.dtype), 2)
+def initial_moment(value: Any, p: Any, axes: MatrixAxes | None) -> Any:
+    """v₀ of a leaf: a `FactoredMoment` if it has matrices, else an array like it."""
+    shape, dtype = jnp.shape(p), at_least_float32(jnp.result_type(p))
+    value = scalar(value, dtype)
+    if axes is None:
+        return jnp.full_like(p, value, dtype)
+
+    def without(axes: tuple[int, ...]) -> jax.Array:
+        sizes = [1 if axis in axes else n for axis, n in enumerate(shape)]
+        return jnp.full(sizes, value, dtype)
+
+    return FactoredMoment(without(axes.columns), without(axes.rows))
 
 
-def _scaled(eps_root: jax.typing.ArrayLike, mu: jax.Array, nu: jax.Array) -> jax.Array:
-    """M / √(v + ζ)."""
-    return jax.lax.rsqrt(nu + scalar(eps_root, nu.dtype)).astype(mu.dtype) * mu
+def squares(x: jax.Array, axes: MatrixAxes | None, shape: tuple[int, ...]) -> Any:
+    """x² of a block of a leaf, as a second moment of the block keeps it.
+
+    Of matrices, these are the block's shares of the means of the whole leaf, which has
+    this shape: the shares of all blocks add up to them.
+    """
+    if axes is None:
+        return x * x
+
+    def mean(over: tuple[int, ...]) -> jax.Array:
+        size = math.prod(shape[axis] for axis in over)
+        return jnp.sum(x * x, axis=over, keepdims=True) / size
+
+    return FactoredMoment(mean(axes.columns), mean(axes.rows))
+
+
+def product(
+    nu: FactoredMoment, axes: MatrixAxes, mean: jax.Array | None = None
+) -> jax.Array:
+    """R_i C_j / mean(R), zero if all are zero; the mean is one of the whole matrix."""
+    if mean is None:
+        mean = mean_of(nu, axes)
+    return nu.rows * (nu.columns / jnp.where(mean > 0, mean, 1))
+
+
+def mean_of(nu: FactoredMoment, axes: MatrixAxes) -> jax.Array:
+    """The mean of the second moment of each matrix."""
+    return jnp.mean(nu.rows, axis=axes.rows, keepdims=True)
 
 
 def with_float32_moments(

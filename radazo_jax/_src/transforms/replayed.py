@@ -19,8 +19,15 @@ from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes, layout_o
 from radazo_jax._src.directions.sums import Block
 from radazo_jax._src.numbers import counter
 from radazo_jax._src.transforms.in_place import Finish, InPlaceUpdate
-from radazo_jax._src.transforms.moments import scalar
-from radazo_jax._src.transforms.step_history import StepHistory, check_combination
+from radazo_jax._src.transforms.moments import (
+    Hyperparameters,
+    averaged,
+    initial_moment,
+    mean_of,
+    product,
+    scalar,
+    squares,
+)
 from radazo_jax._src.trees import at_least_float32, widest
 from radazo_jax._src.xla import on_any_mesh, specs_of
 
@@ -32,6 +39,69 @@ _AxesOrFn: TypeAlias = (
 
 # Dropped weight beyond which a window is called short.
 _MUCH_DROPPED = 0.05
+
+
+class StepHistory(NamedTuple):
+    """The coefficients and directions of the latest H steps, in turn.
+
+    Step t is at index t mod H. A step without a direction k has coefficient 0.
+
+    Attributes:
+      key_data: The words of the keys: uint32, [H, max_directions, 2].
+      number: The numbers of the directions: uint32, [H, max_directions].
+      scale: The factors of their elements: float32, [H, max_directions].
+      coefficient: The coefficients: at least float32, [H, max_directions].
+    """
+
+    key_data: jax.Array
+    number: jax.Array
+    scale: jax.Array
+    coefficient: jax.Array
+
+    @classmethod
+    def init(cls, window: int, max_directions: int, dtype: np.dtype) -> "StepHistory":
+        """The history before the first step."""
+        shape = (window, max_directions)
+        return cls(
+            jnp.zeros((*shape, 2), jnp.uint32),
+            jnp.zeros(shape, jnp.uint32),
+            jnp.zeros(shape, jnp.float32),
+            jnp.zeros(shape, dtype),
+        )
+
+    def with_step(
+        self, index: jax.Array, coefficients: jax.Array, directions: Direction
+    ) -> "StepHistory":
+        """The history with a new step, which replaces the oldest."""
+        key_data = jax.random.key_data(directions.key)
+        step = (key_data, directions.number, directions.scale, coefficients)
+
+        def write(kept: jax.Array, new: jax.Array) -> jax.Array:
+            row = jnp.zeros(kept.shape[1:], kept.dtype)
+            row = row.at[: len(new)].set(new.astype(kept.dtype))
+            return kept.at[index].set(row)
+
+        return StepHistory(*map(write, self, step))
+
+    def weighted(
+        self, weights: jax.Array, like: Direction
+    ) -> tuple[jax.Array, Direction]:
+        """The coefficients times the weights of their steps, and the directions.
+
+        Args:
+          weights: The weights of the steps, [H].
+          like: The directions of a step, stacked: [K].
+
+        Returns:
+          Arrays and directions, stacked: [H · K].
+        """
+        key_data, number, scale, coefficient = (
+            x[:, : len(like.scale)].reshape(-1, *x.shape[2:]) for x in self
+        )
+        key = jax.random.wrap_key_data(key_data, impl=jax.random.key_impl(like.key))
+        repeated = jnp.repeat(weights, len(like.scale))
+        directions = Direction(key, number, scale, like.distribution)
+        return repeated * coefficient, directions
 
 
 class ScaleByReplayedMomentsState(NamedTuple):
@@ -143,13 +213,13 @@ def scale_by_replayed_radazo(
       Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost,
       ICML 2018, algorithm 2.
     """
-    return _scale_by_replayed_moments(
-        _Hyperparameters(
-            *(window, b1, b2, eps_root, initial_accumulator_value, bias_correction),
-            *(max_directions, dimension_numbers),
-            of_gradient=False,
-        )
+    given = Hyperparameters(
+        b1, b2, eps_root, initial_accumulator_value, bias_correction
     )
+    replayed = _Replayed(
+        given, window, max_directions, dimension_numbers, of_gradient=False
+    )
+    return _transformation(replayed)
 
 
 def scale_by_replayed_zo_adamm(
@@ -208,43 +278,34 @@ def scale_by_replayed_zo_adamm(
       Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
       algorithm 1.
     """
-    return _scale_by_replayed_moments(
-        _Hyperparameters(
-            *(window, b1, b2, eps_root, initial_accumulator_value, bias_correction),
-            *(max_directions, dimension_numbers),
-            of_gradient=True,
-        )
+    given = Hyperparameters(
+        b1, b2, eps_root, initial_accumulator_value, bias_correction
     )
+    replayed = _Replayed(
+        given, window, max_directions, dimension_numbers, of_gradient=True
+    )
+    return _transformation(replayed)
 
 
-class _Hyperparameters(NamedTuple):
+class _Replayed(NamedTuple):
     """The arguments of `scale_by_replayed_radazo`.
 
     `of_gradient` tells whether v is the second moment of the gradients instead of m.
     """
 
+    moments: Hyperparameters
     window: int
-    b1: jax.typing.ArrayLike
-    b2: jax.typing.ArrayLike
-    eps_root: jax.typing.ArrayLike
-    initial_accumulator_value: jax.typing.ArrayLike
-    bias_correction: bool
     max_directions: int
     dimension_numbers: _AxesOrFn | None
     of_gradient: bool
 
 
-def _scale_by_replayed_moments(
-    given: _Hyperparameters,
-) -> GradientTransformationExtraArgs:
+def _transformation(given: _Replayed) -> GradientTransformationExtraArgs:
     checks.check_int_at_least("window", given.window, 2)
     checks.check_int_at_least("max_directions", given.max_directions, 1)
-    checks.check_unit_interval("b1", given.b1)
-    checks.check_unit_interval("b2", given.b2)
-    checks.check_non_negative("eps_root", given.eps_root)
-    start = given.initial_accumulator_value
-    checks.check_non_negative("initial_accumulator_value", start)
-    _warn_of_short_window(given.window, given.b1)
+    given.moments.check()
+    start = given.moments.initial_accumulator_value
+    _warn_of_short_window(given.window, given.moments.b1)
 
     def init(params: optax.Params) -> ScaleByReplayedMomentsState:
         leaves, treedef = jax.tree.flatten(params)
@@ -257,41 +318,34 @@ def _scale_by_replayed_moments(
             jax.tree.unflatten(treedef, nu) if leaves else jnp.zeros(()),
         )
 
-    def update(
-        updates: optax.Updates,
+    def apply(
+        finish: Finish | None,
         state: ScaleByReplayedMomentsState,
         params: optax.Params | None = None,
         *,
         combination: LinearCombination | None = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, ScaleByReplayedMomentsState]:
-        # The gradient is the combination, whatever has become of the updates.
-        del updates, extra_args
-        return _walk(given, None, params, state, combination)
-
-    def apply(
-        finish: Finish,
-        state: ScaleByReplayedMomentsState,
-        params: optax.Params,
-        *,
-        combination: LinearCombination | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Params, ScaleByReplayedMomentsState]:
+    ) -> tuple[Any, ScaleByReplayedMomentsState]:
         del extra_args
         return _walk(given, finish, params, state, combination)
+
+    def update(updates: optax.Updates, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        # The gradient is the combination, whatever has become of the updates.
+        del updates
+        return apply(None, *args, **kwargs)
 
     return optax.GradientTransformationExtraArgs(init, InPlaceUpdate(update, apply))
 
 
 def _walk(
-    given: _Hyperparameters,
+    given: _Replayed,
     finish: Finish | None,
     params: Any,
     state: ScaleByReplayedMomentsState,
     combination: Any,
 ) -> tuple[Any, ScaleByReplayedMomentsState]:
     """Adds the updates to the parameters; without `finish`, returns the updates."""
-    coefficients, latest = check_combination(combination, given.max_directions)
+    coefficients, latest = _check_combination(combination, given.max_directions)
     checks.check_passed(params=params)
     index = state.count % given.window
     history = state.history.with_step(index, coefficients, latest)
@@ -323,15 +377,16 @@ def _walk(
 
 
 def _weights(
-    given: _Hyperparameters, index: jax.Array, count: jax.Array, dtype: np.dtype
+    given: _Replayed, index: jax.Array, count: jax.Array, dtype: np.dtype
 ) -> tuple[jax.Array, jax.Array]:
     """The weights in m of the steps in the window, [H], and the divisor of v."""
     decay_1, decay_2 = (
-        jnp.asarray(scalar(b, dtype), dtype) for b in (given.b1, given.b2)
+        jnp.asarray(scalar(b, dtype), dtype)
+        for b in (given.moments.b1, given.moments.b2)
     )
     ages = (index - jnp.arange(given.window, dtype=jnp.int32)) % given.window
     weights = (1 - decay_1) * decay_1 ** ages.astype(dtype)
-    if not given.bias_correction:
+    if not given.moments.bias_correction:
         return weights, jnp.ones((), dtype)
     steps = jnp.minimum(count, given.window).astype(dtype)
     return weights / (1 - decay_1**steps), 1 - decay_2 ** count.astype(dtype)
@@ -342,7 +397,7 @@ _Terms = tuple[jax.Array, Direction]
 
 
 def _of_leaf(
-    given: _Hyperparameters,
+    given: _Replayed,
     layout: Layout,
     finish: Finish | None,
     path: Any,
@@ -371,7 +426,7 @@ def _of_leaf(
     leaf = _leaf(layout, path, p)
     if leaf.size == 0:
         return p, nu
-    dtype = at_least_float32(p.dtype)
+    dtype, b2 = at_least_float32(p.dtype), given.moments.b2
 
     def draw(block: Block, terms: _Terms) -> jax.Array:
         combine = partial(
@@ -381,12 +436,6 @@ def _of_leaf(
         return xla.compute_once(
             combine, coefficients.astype(dtype), directions, tuple(block.starts)
         )
-
-    def decayed(nu: Any, new: Any) -> Any:
-        def average(v: jax.Array, x: jax.Array) -> jax.Array:
-            return optax.tree.update_moment(x, v, scalar(given.b2, v.dtype), 1)
-
-        return jax.tree.map(average, nu, new)
 
     def add(block: Block, total: Any) -> Any:
         part = jax.tree.map(block.read, total)
@@ -398,7 +447,7 @@ def _of_leaf(
     mean = None
     if axes is not None and cut:
         zeros = jax.tree.map(jnp.zeros_like, nu)
-        nu = decayed(nu, sums.for_each(leaf.shape, add, zeros))
+        nu = averaged(sums.for_each(leaf.shape, add, zeros), nu, b2)
         mean = mean_of(nu, axes)
 
     def step(block: Block, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
@@ -407,11 +456,11 @@ def _of_leaf(
         v = jax.tree.map(block.read, nu)
         if not cut:
             x = m if measured is None else draw(block, measured)
-            v = decayed(v, squares(x, axes, leaf.shape))
+            v = averaged(squares(x, axes, leaf.shape), v, b2)
             nu = jax.tree.map(block.write, nu, v)
         if axes is not None:
             v = product(v, axes, None if mean is None else block.read(mean))
-        v = v / nu_weight.astype(dtype) + scalar(given.eps_root, dtype)
+        v = v / nu_weight.astype(dtype) + scalar(given.moments.eps_root, dtype)
         u = (m * jax.lax.rsqrt(v)).astype(p.dtype)
         if finish is not None:
             before = block.read(p)
@@ -449,64 +498,7 @@ def _warn_of_short_window(window: int, b1: Any) -> None:
         )
 
 
-class FactoredMoment(NamedTuple):
-    """The second moment of a stack of matrices, by its means.
-
-    Attributes:
-      rows: The means over the columns: of the leaf's shape, with size 1 along the axes
-        of the columns.
-      columns: The means over the rows, likewise.
-    """
-
-    rows: jax.Array
-    columns: jax.Array
-
-
-def initial_moment(value: Any, p: Any, axes: MatrixAxes | None) -> Any:
-    """v₀ of a leaf: a `FactoredMoment` if it has matrices, else an array like it."""
-    shape, dtype = jnp.shape(p), at_least_float32(jnp.result_type(p))
-    value = scalar(value, dtype)
-    if axes is None:
-        return jnp.full_like(p, value, dtype)
-
-    def without(axes: tuple[int, ...]) -> jax.Array:
-        sizes = [1 if axis in axes else n for axis, n in enumerate(shape)]
-        return jnp.full(sizes, value, dtype)
-
-    return FactoredMoment(without(axes.columns), without(axes.rows))
-
-
-def squares(x: jax.Array, axes: MatrixAxes | None, shape: tuple[int, ...]) -> Any:
-    """x² of a block of a leaf, as a second moment of the block keeps it.
-
-    Of matrices, these are the block's shares of the means of the whole leaf, which has
-    this shape: the shares of all blocks add up to them.
-    """
-    if axes is None:
-        return x * x
-
-    def mean(over: tuple[int, ...]) -> jax.Array:
-        size = math.prod(shape[axis] for axis in over)
-        return jnp.sum(x * x, axis=over, keepdims=True) / size
-
-    return FactoredMoment(mean(axes.columns), mean(axes.rows))
-
-
-def product(
-    nu: FactoredMoment, axes: MatrixAxes, mean: jax.Array | None = None
-) -> jax.Array:
-    """R_i C_j / mean(R), zero if all are zero; the mean is one of the whole matrix."""
-    if mean is None:
-        mean = mean_of(nu, axes)
-    return nu.rows * (nu.columns / jnp.where(mean > 0, mean, 1))
-
-
-def mean_of(nu: FactoredMoment, axes: MatrixAxes) -> jax.Array:
-    """The mean of the second moment of each matrix."""
-    return jnp.mean(nu.rows, axis=axes.rows, keepdims=True)
-
-
-def _axes_of(given: _Hyperparameters, params: optax.Params) -> list[MatrixAxes | None]:
+def _axes_of(given: _Replayed, params: optax.Params) -> list[MatrixAxes | None]:
     """The axes of each leaf that form matrices, in the order of the leaves."""
     tree = given.dimension_numbers
     if tree is None:
@@ -516,3 +508,39 @@ def _axes_of(given: _Hyperparameters, params: optax.Params) -> list[MatrixAxes |
     treedef: Any = jax.tree.structure(params)
     found: list[MatrixAxes | None] = treedef.flatten_up_to(tree)
     return found
+
+
+def _check_combination(
+    combination: object, max_directions: int
+) -> tuple[jax.Array, Direction]:
+    """The coefficients and directions of a combination of directions alone.
+
+    Raises:
+      TypeError: If it is not one.
+      ValueError: If there are more directions than a history has room for.
+    """
+    if not isinstance(combination, LinearCombination):
+        raise TypeError(
+            "combination must be passed to the update, as solver, minimize and "
+            "estimate_gradient(inner=...) do, because replayed moments need the "
+            f"directions of the gradient; got {combination!r:.100}. Use them without "
+            "optax.MultiSteps, with more directions per step instead."
+            + checks.refer_to("scale_by_replayed_radazo")
+        )
+    coefficients, directions = combination.coefficients, combination.directions
+    if combination.trees or coefficients is None or directions is None:
+        raise TypeError(
+            "combination must be a sum of directions alone; got one with "
+            f"{len(combination.trees)} trees. Use stored moments with this estimator."
+        )
+    if len(coefficients) > max_directions:
+        raise ValueError(
+            "max_directions must be at least the number of directions per step, "
+            f"{len(coefficients)}; got {max_directions}. Pass max_directions="
+            f"{len(coefficients)}."
+        )
+    # Without stored elements, which the other steps do not have.
+    drawn = Direction(
+        directions.key, directions.number, directions.scale, directions.distribution
+    )
+    return coefficients, drawn

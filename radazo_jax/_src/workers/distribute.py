@@ -11,7 +11,8 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import GradientEstimator, Search
+from radazo_jax._src.base import GradientEstimator
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import history, loop
 from radazo_jax._src.runs.history import History
@@ -19,7 +20,6 @@ from radazo_jax._src.runs.journal import Journal, Path, Record, lowest
 from radazo_jax._src.runs.loop import Steps
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.search.whole import whole
 from radazo_jax._src.steps import states
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
 from radazo_jax._src.steps.states import Failures, Policy, RunError, SolverState
@@ -29,12 +29,12 @@ from radazo_jax._src.workers.replica import Recipe
 from radazo_jax._src.workers.shares import Members
 
 
+@checks_names
 def distribute(
     make_fun: Callable[[], Any],
     params: Any,
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
-    search: Search = whole(),
     *,
     client: Any,
     num_steps: int | None = None,
@@ -78,7 +78,6 @@ def distribute(
         worker once; or `None` if `make_fun` returns a pair `(fun, params)`.
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets no `value_fn`.
       estimator: An estimator, such as `forward_difference()`.
-      search: As in `minimize`.
       client: A `distributed.Client`, not an asynchronous one. It must reach the
         addresses of the workers.
       num_steps: Number of steps; with a journal, of the whole run. By default 1000,
@@ -144,11 +143,12 @@ def distribute(
       ...     journal="run.jsonl",
       ... )  # doctest: +SKIP
     """
+    checks.check_callback(callback)
     if not callable(make_fun):
         raise TypeError(
             f"make_fun must be a function without arguments; got {make_fun!r}."
         )
-    states.check_run(optimizer, estimator, search)
+    states.check_run(optimizer, estimator)
     budget = Budget(num_steps, max_evaluations, max_seconds, target, patience)
     checks.check_int_at_least("batch_size", batch_size, 1)
     checks.check_positive("timeout", timeout)
@@ -164,7 +164,6 @@ def distribute(
         params,
         optimizer,
         estimator,
-        search,
         sample,
         as_bounds(bounds),
         batch_size,
@@ -224,7 +223,7 @@ class Driver(Steps):
             if self._file is not None:
                 self._file.begin(line)
                 self._resume(self._file.records)
-            self._limits = self._policy.limits(self.state)
+            self._limits = self._policy.limits(self.failures)
             show = stack.enter_context(loop.progress_bar(progress, self.budget))
             result = loop.run(self, self._policy, callback, show)
         return result._replace(workers=dict(fleet.roster.reports))
@@ -244,7 +243,7 @@ class Driver(Steps):
         try:
             found = self._wait_for(fleet.evaluate, self._interrupted)
             # The failures of the steps before are known now.
-            self._policy.check(self.state, self._limits, self.last_failure)
+            self._check(self._limits)
             if found is None:
                 return False
             seconds = time.perf_counter() - start
@@ -289,7 +288,7 @@ class Driver(Steps):
     def state(self) -> SolverState:
         """The state of the run, without its trees."""
         done = jnp.array(len(self._fleet.records), jnp.int32)
-        trees = {f"{name}_state": None for name in ("optimizer", "estimator", "search")}
+        trees = {f"{name}_state": None for name in ("optimizer", "estimator")}
         failures = _failures(self._fleet)
         return SolverState(None, **trees, key=self._key, step=done, failures=failures)
 
@@ -307,10 +306,14 @@ class Driver(Steps):
                 "journal.",
                 self.state,
             ) from error
-        limits = self._policy.limits(self.state)
-        self._policy.check(self.state, limits, self.last_failure)
-        self._policy.check_used(self.state, self.budget.steps, self.last_failure)
+        self._check(self._policy.limits(self.failures))
+        usable = self.has_used(self.budget.steps)
+        self._policy.check_used(usable, self.budget.steps, self.last_failure)
         return params
+
+    def _check(self, limits: np.ndarray) -> None:
+        """Raises a RunError if the failures have reached the limits."""
+        self._policy.check(self.failures, self.number, limits, self.last_failure)
 
     def _wait_for(self, function: Callable[..., Any], *args: Any) -> Any:
         """Runs a coroutine of the fleet, and warns of what it reports."""

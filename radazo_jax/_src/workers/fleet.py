@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from radazo_jax._src.runs.journal import Record
-from radazo_jax._src.runs.told import padded
 from radazo_jax._src.workers.messages import Reply, Request
 from radazo_jax._src.workers.replica import Description, Recipe
 from radazo_jax._src.workers.roster import (
@@ -181,8 +180,7 @@ class Fleet:
         step, first = self.roster.step, 0 if worker.restarts else worker.step
         part = self.records[first : first + _CHUNK]
         n = self._line["points"]
-        # A step whose first value made the others unnecessary has that one alone.
-        values = [padded(x.values, n) for x in part]
+        values = [x.values for x in part]
         request = Request(
             self._run,
             first,

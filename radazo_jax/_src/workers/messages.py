@@ -1,9 +1,13 @@
 """Messages between the driver of a run and its workers."""
 
-import pickle
+import json
+import math
+import operator
 from typing import Any, NamedTuple
 
 import numpy as np
+
+_KINDS = "biuf"  # Of the arrays: numbers.
 
 
 class Request(NamedTuple):
@@ -60,10 +64,48 @@ def failed(problem: str) -> Reply:
 
 
 def encode(message: Request | Reply) -> bytes:
-    """The message as bytes, so that Dask sends it in one piece."""
-    return pickle.dumps(message)
+    """The message as bytes: a line of JSON, followed by its arrays."""
+    fields: dict[str, Any] = {}
+    arrays: list[bytes] = []
+    for name, value in message._asdict().items():
+        if isinstance(value, np.ndarray):
+            arrays.append(value.tobytes())
+            value = {"dtype": value.dtype.str, "shape": value.shape}
+        fields[name] = value
+    described = type(message).__name__, fields
+    line = json.dumps(described, default=operator.methodcaller("item"))
+    return b"".join([line.encode(), b"\n", *arrays])
 
 
 def decode(message: bytes) -> Any:
-    """The message of these bytes, which come from Dask's own connections."""
-    return pickle.loads(message)
+    """The message of these bytes.
+
+    Raises:
+      ValueError: If the bytes are no message.
+    """
+    line, _, rest = bytes(message).partition(b"\n")
+    try:
+        kind, fields = json.loads(line)
+        arrays = {name: x for name, x in fields.items() if isinstance(x, dict)}
+        for name, described in arrays.items():
+            fields[name], rest = _array(rest, **described)
+        if kind == "Reply":
+            fields["failures"] = tuple(fields["failures"])
+        found = {"Request": Request, "Reply": Reply}[kind](**fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"message must be a request or a reply; got {message[:80]!r} ({error!r}). "
+            "Give all workers the same version of radazo_jax."
+        ) from error
+    if rest:
+        raise ValueError(f"message must end with its arrays; got {len(rest)} bytes.")
+    return found
+
+
+def _array(message: bytes, dtype: str, shape: list[int]) -> tuple[np.ndarray, bytes]:
+    """The first array of these bytes, and the bytes after it."""
+    described, count = np.dtype(dtype), math.prod(shape)
+    if described.kind not in _KINDS:
+        raise ValueError(f"dtype {dtype!r}")
+    found = np.frombuffer(message, described, count).reshape(shape).copy()
+    return found, message[found.nbytes :]

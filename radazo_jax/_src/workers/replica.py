@@ -10,13 +10,12 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, programs, trees, xla
-from radazo_jax._src.base import GradientEstimator, Points, Search
+from radazo_jax._src.base import GradientEstimator, Points
 from radazo_jax._src.evaluators.vectorized import values_by_number, vectorized
 from radazo_jax._src.runs.journal import Record, line_of_run
 from radazo_jax._src.runs.told import Stepper, Told, begin
 from radazo_jax._src.steps import states, step
 from radazo_jax._src.steps.box import Bounds
-from radazo_jax._src.steps.stages import Stages
 from radazo_jax._src.steps.states import Run, SolverState
 from radazo_jax._src.workers.messages import Reply, Request
 
@@ -29,7 +28,6 @@ class Recipe(NamedTuple):
       params: As in `distribute`.
       optimizer: As in `distribute`.
       estimator: As in `distribute`.
-      search: As in `distribute`.
       sample: As in `distribute`.
       bounds: As in `distribute`.
       batch_size: As in `distribute`.
@@ -40,7 +38,6 @@ class Recipe(NamedTuple):
     params: Any
     optimizer: optax.GradientTransformation
     estimator: GradientEstimator
-    search: Search
     sample: Callable[[jax.Array], Any] | None
     bounds: Bounds | None
     batch_size: int
@@ -82,10 +79,9 @@ class Replica:
             recipe.sample,
             recipe.optimizer,
             recipe.estimator,
-            recipe.search,
             bounds=recipe.bounds,
         )
-        states.check_run(run.optimizer, run.estimator, run.search)
+        states.check_run(run.optimizer, run.estimator)
         self._fun = fun
         self._seconds = self._seconds_per_step = 0.0
         begun = self._start(params)
@@ -138,8 +134,8 @@ class Replica:
         return self._reply(self._state)
 
     def params(self) -> Any:
-        """Returns the parameters of the last step, or before it if it is rejected."""
-        return trees.as_numpy(step.last_params(self._run, self._state))
+        """Returns the parameters after the last step."""
+        return trees.as_numpy(self._state.params)
 
     def evaluate(self, members: np.ndarray) -> np.ndarray:
         """Returns the values at some points of the step, [m]."""
@@ -176,10 +172,11 @@ class Replica:
         start = time.perf_counter()
         told = self._started()
         # The memory may have changed since the last step.
-        told.maker.checksum = trees.checksum_of(state.params)
+        self._stepper().checksum = trees.checksum_of(state.params)
         rows = told.rebuild(records)
         self._seconds_per_step = (time.perf_counter() - start) / len(records)
-        return np.array([[row[name] for name in self._names] for row in rows], "f4")
+        columns = [[row[name] for name in self._names] for row in rows]
+        return np.array(columns, trees.widest(state.params))
 
     def _reply(
         self,
@@ -208,7 +205,13 @@ class Replica:
     @property
     def _state(self) -> SolverState:
         """The state after the steps; the first one if it was dropped."""
-        return self._started().maker.state
+        return self._stepper().state
+
+    def _stepper(self) -> Stepper:
+        """Takes the steps."""
+        maker = self._started().maker
+        assert isinstance(maker, Stepper)
+        return maker
 
     def _started(self) -> Told:
         """The steps so far; none if they were dropped."""
@@ -217,12 +220,12 @@ class Replica:
         return self._told
 
     def _told_of(self, state: SolverState) -> Told:
-        return Told(Stepper(Stages(self._run, state), state))
+        return Told(Stepper(self._run, state))
 
     def _start(self, params: Any) -> SolverState:
         recipe = self._recipe
         key = jax.random.wrap_key_data(jnp.asarray(recipe.key), impl="threefry2x32")
-        method = recipe.optimizer, recipe.estimator, recipe.search
+        method = recipe.optimizer, recipe.estimator
         run = Run(None, None, *method, bounds=recipe.bounds)
         return begin(run, params, key)
 

@@ -9,7 +9,7 @@ import optax
 
 from radazo_jax._src.estimators import differences
 from radazo_jax._src.steps import optax_wrapper
-from radazo_jax._src.transforms import aliases, moments
+from radazo_jax._src.transforms import moments, optimizers
 
 CHAIN = "estimate_gradient_radazo"
 
@@ -22,16 +22,17 @@ def estimate_gradient_radazo(
     # tests give the number of steps of first-order methods.
     estimator = differences.central_difference(num_directions=128, smoothing=1e-3)
     return optax.chain(
-        optax_wrapper.estimate_gradient(estimator, key), aliases.radazo(learning_rate)
+        optax_wrapper.estimate_gradient(estimator, key),
+        optimizers.radazo(learning_rate),
     )
 
 
 OURS = types.SimpleNamespace(
-    radazo=aliases.radazo,
-    zo_adamm=aliases.zo_adamm,
-    zo_rmsprop=aliases.zo_rmsprop,
-    zo_sgd=aliases.zo_sgd,
-    zo_signsgd=aliases.zo_signsgd,
+    radazo=optimizers.radazo,
+    zo_adamm=optimizers.zo_adamm,
+    zo_rmsprop=optimizers.zo_rmsprop,
+    zo_sgd=optimizers.zo_sgd,
+    zo_signsgd=optimizers.zo_signsgd,
     estimate_gradient_radazo=estimate_gradient_radazo,
 )
 
@@ -117,12 +118,12 @@ FLOAT64_MODULES = [
     ("scale_by_radazo_debiased", moments.scale_by_radazo, {"bias_correction": True}),
     ("scale_by_radazo_bf16", moments.scale_by_radazo, {"mu_dtype": "bfloat16"}),
     ("scale_by_zo_adamm", moments.scale_by_zo_adamm, {}),
-    ("radazo", aliases.radazo, {"learning_rate": 0.1}),
-    ("zo_adamm", aliases.zo_adamm, {"learning_rate": 0.1, "bias_correction": True}),
-    ("zo_rmsprop", aliases.zo_rmsprop, {"learning_rate": 0.1}),
-    ("zo_sgd", aliases.zo_sgd, {"learning_rate": 0.1}),
-    ("zo_sgd_momentum", aliases.zo_sgd, {"learning_rate": 0.1, "momentum": 0.9}),
-    ("zo_signsgd", aliases.zo_signsgd, {"learning_rate": 0.1}),
+    ("radazo", optimizers.radazo, {"learning_rate": 0.1}),
+    ("zo_adamm", optimizers.zo_adamm, {"learning_rate": 0.1, "bias_correction": True}),
+    ("zo_rmsprop", optimizers.zo_rmsprop, {"learning_rate": 0.1}),
+    ("zo_sgd", optimizers.zo_sgd, {"learning_rate": 0.1}),
+    ("zo_sgd_momentum", optimizers.zo_sgd, {"learning_rate": 0.1, "momentum": 0.9}),
+    ("zo_signsgd", optimizers.zo_signsgd, {"learning_rate": 0.1}),
     (CHAIN, chain_closed_over, {"learning_rate": 0.1}),
 ]
 
@@ -130,8 +131,8 @@ SHARDING_OPTIMIZERS = {
     name: make(learning_rate=1.0)
     for name, make in {
         **vars(OURS),
-        "radazo_debiased": functools.partial(aliases.radazo, bias_correction=True),
-        "zo_sgd_momentum": functools.partial(aliases.zo_sgd, momentum=0.9),
+        "radazo_debiased": functools.partial(optimizers.radazo, bias_correction=True),
+        "zo_sgd_momentum": functools.partial(optimizers.zo_sgd, momentum=0.9),
         CHAIN: chain_closed_over,
     }.items()
 }

@@ -1,4 +1,4 @@
-"""Rows of a user's files: JSON Lines, CSV, or a folder of either or of `datasets`.
+"""Rows of a user's files: JSON Lines, CSV, or a folder of either.
 
 Rows are read one at a time, so that memory does not grow with their number.
 """
@@ -9,12 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from radazo_llm.exits import reason
-
 _LONGEST = 1 << 24  # Bytes of a line.
 _LINES = (".jsonl", ".ndjson", ".json")
 _TABLES = {".csv": ",", ".tsv": "\t"}
-_DATASETS = ("dataset_info.json", "dataset_dict.json")
 # The names of splits in files, folders and columns.
 SPLITS = {
     "train": "train",
@@ -45,8 +42,8 @@ def rows(path: Path) -> Iterator[Row]:
 
     Args:
       path: A file of JSON Lines (.jsonl, .ndjson, .json), a table with a header (.csv,
-        .tsv), a folder with files of these kinds that are named by their split, such
-        as train.jsonl, or a folder that `datasets` wrote.
+        .tsv), or a folder with files of these kinds that are named by their split,
+        such as train.jsonl.
 
     Raises:
       ValueError: If the file is of another kind, or damaged; it names the line.
@@ -59,7 +56,7 @@ def rows(path: Path) -> Iterator[Row]:
     if kind not in (*_LINES, *_TABLES):
         raise ValueError(
             f"--data must be a file of {', '.join((*_LINES, *_TABLES))}, or a folder; "
-            f"got {path}. Give --task for the files of a known task."
+            f"got {path}."
         )
     lines = _lines(path)
     if kind in _TABLES:
@@ -68,13 +65,10 @@ def rows(path: Path) -> Iterator[Row]:
     for number, line in lines:
         if line.strip():
             place = f"{path}:{number}"
-            yield Row(place, _json_object(place, line))
+            yield Row(place, _columns(_json_object(place, line)))
 
 
 def _of_folder(path: Path) -> Iterator[Row]:
-    if any((path / name).exists() for name in _DATASETS):
-        yield from _of_datasets(path)
-        return
     kinds = (*_LINES, *_TABLES)
     found = [
         file
@@ -83,8 +77,8 @@ def _of_folder(path: Path) -> Iterator[Row]:
     ]
     if not any(SPLITS[file.stem] == "train" for file in found):
         raise ValueError(
-            f"{path} must have a file train.jsonl or train.csv, or be a folder that "
-            "datasets wrote. Give one of them, or --task for the files of a known task."
+            f"{path} must have a file train.jsonl, train.csv or train.tsv; got none. "
+            "A dataset of the package datasets writes one by to_json."
         )
     for file in found:
         for row in rows(file):
@@ -97,6 +91,12 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         number = 0
         while line := file.readline(_LONGEST + 1):
             number += 1
+            is_object = line.lstrip().startswith(b"{")
+            if b"\r" in line.rstrip(b"\r\n") and (is_object or b'"' not in line):
+                raise ValueError(
+                    f"{path}:{number}: must end with \\n; got \\r alone between lines. "
+                    "Save the file with the line ends of Unix."
+                )
             if len(line) > _LONGEST:
                 raise ValueError(f"{path}:{number}: must be at most {_LONGEST} bytes.")
             try:
@@ -151,7 +151,7 @@ def _of_table(
                     f"{place}: must have {len(header)} columns, as the header; got "
                     f"{len(values)}. Quote texts that contain {delimiter!r}."
                 )
-            yield Row(place, dict(zip(header, values, strict=True)))
+            yield Row(place, _columns(dict(zip(header, values, strict=True))))
     except csv.Error as error:
         raise ValueError(f"{path}:{begun}: must be a row of a table: {error}") from None
 
@@ -161,36 +161,8 @@ def _with(first: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, s
     yield from lines
 
 
-def _of_datasets(path: Path) -> Iterator[Row]:
-    try:
-        import datasets  # An optional package.
-    except ImportError:
-        raise ValueError(
-            f"{path} is a folder of datasets, which must be installed; it is not. "
-            "pip install datasets, or save the data as JSON Lines (to_json)."
-        ) from None
-    try:
-        found = datasets.load_from_disk(str(path))
-    except Exception as error:
-        raise ValueError(
-            f"{path} must be a folder that datasets can load: {reason(error)}"
-        ) from None
-    parts = found.items() if isinstance(found, dict) else [(None, found)]
-    for name, part in parts:
-        if name is not None and name not in SPLITS:
-            raise ValueError(
-                f"{path} must have splits named {', '.join(SPLITS)}; got {name!r}."
-            )
-        for number, values in enumerate(part):
-            named = _with_names(values, getattr(part, "features", {}))
-            yield Row(f"{path}:{name or 'row'} {number}", named, SPLITS.get(name))
-
-
-def _with_names(values: dict[str, Any], features: Any) -> dict[str, Any]:
-    """The values of a row, with the names of classes instead of their numbers."""
-    names = {
-        column: features[column].int2str(value)
-        for column, value in values.items()
-        if isinstance(value, int) and hasattr(features.get(column), "int2str")
-    }
-    return values | names
+def _columns(values: dict[str, Any]) -> dict[str, Any]:
+    """The columns under their usual names: GLUE has `sentence` for `text`."""
+    if "sentence" in values and "text" not in values:
+        values["text"] = values.pop("sentence")
+    return values

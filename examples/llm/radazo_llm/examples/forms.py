@@ -8,7 +8,6 @@
 | `prompt`, `candidates`, `answer` | each candidate |
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from radazo_llm.examples.files import Row
+from radazo_llm.examples.tokens import Example
 from radazo_llm.formats import chat_template
-from radazo_llm.tune.data import Example
+from radazo_llm.settings import Settings
 
 FORMS = {
     "messages": ("messages",),
@@ -30,6 +30,8 @@ _PROMPT = ("prompt",)  # Enough for text that a model writes.
 _ROLES = ("system", "user", "assistant")
 MOST_CLASSES = 100
 _TEXT = "{text}"
+# Texts that tables hold if there is no label.
+_NO_LABELS = ("", "nan", "none", "null", "<na>")
 _PUNCTUATION = ".,:;?!"  # A space follows it.
 Turn = dict[str, str]
 
@@ -56,43 +58,30 @@ class Item(NamedTuple):
     is_chat: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """The rules by which the rows of a file become prompts.
+def check(settings: Settings) -> None:
+    """Raises a ValueError if the rules by which rows become prompts are not valid."""
+    if _TEXT not in settings.template:
+        raise ValueError(
+            f"--template must contain {_TEXT}; got {settings.template!r:.80}."
+        )
+    words_of(settings)
 
-    Attributes:
-      labels: Words and values of the column `label`, such as "great=1,terrible=0", or
-        the values alone, which are then the words; "" for the values in the file.
-      template: The prompt of a text with a label; {text} is replaced by the text.
-      chat: Whether a prompt is a turn of the user in the model's chat template.
-    """
 
-    labels: str = ""
-    template: str = "{text}\nAnswer:"
-    chat: bool = False
-
-    def __post_init__(self) -> None:
-        if _TEXT not in self.template:
+def words_of(settings: Settings) -> dict[str, str]:
+    """The word of each value of the column `label`, as `--labels` says."""
+    labels, found = settings.labels, dict[str, str]()
+    for part in filter(None, labels.split(",")):
+        word, _, value = part.rpartition("=")
+        value, word = value.strip(), (word or value).strip()
+        if not word or not value or value in found or word in found.values():
             raise ValueError(
-                f"--template must contain {_TEXT}; got {self.template!r:.80}."
+                "--labels must be WORD=VALUE for each class, all different, such as "
+                f"great=1,terrible=0; got {labels!r:.80}."
             )
-        self.words()
-
-    def words(self) -> dict[str, str]:
-        """The word of each value of the column `label`, as `labels` says."""
-        found: dict[str, str] = {}
-        for part in filter(None, self.labels.split(",")):
-            word, _, value = part.rpartition("=")
-            value, word = value.strip(), (word or value).strip()
-            if not word or not value or value in found or word in found.values():
-                raise ValueError(
-                    "--labels must be WORD=VALUE for each class, all different, such "
-                    f"as great=1,terrible=0; got {self.labels!r:.80}."
-                )
-            found[value] = word
-        if self.labels and len(found) < 2:
-            raise ValueError(f"--labels must have two words; got {self.labels!r:.80}.")
-        return found
+        found[value] = word
+    if labels and len(found) < 2:
+        raise ValueError(f"--labels must have two words; got {labels!r:.80}.")
+    return found
 
 
 def form_of(row: Row, *, written: bool = False) -> str:
@@ -119,16 +108,16 @@ def form_of(row: Row, *, written: bool = False) -> str:
     )
 
 
-def classes(values: Sequence[str], shape: Shape) -> dict[str, str]:
-    """The word of each class, by the values of a file if the shape names none."""
-    return shape.words() or {value: value for value in sorted(values)}
+def classes(values: Sequence[str], settings: Settings) -> dict[str, str]:
+    """The word of each class, by the values of a file if the settings name none."""
+    return words_of(settings) or {value: value for value in sorted(values)}
 
 
 def value_of(row: Row, words: Mapping[str, str]) -> str:
     """The class of a row, which is one of `words` unless these are empty."""
     value = row.values["label"]
-    valid = isinstance(value, str | int) and str(value).strip()
     found = str(value).strip()
+    valid = isinstance(value, str | int) and found.lower() not in _NO_LABELS
     if not valid or (words and found not in words):
         expected = f"one of {', '.join(words)}" if words else "a text or an integer"
         raise ValueError(
@@ -149,13 +138,13 @@ def check_classes(found: set[str]) -> None:
         )
 
 
-def item(row: Row, form: str, shape: Shape, words: Mapping[str, str]) -> Item:
+def item(row: Row, form: str, settings: Settings, words: Mapping[str, str]) -> Item:
     """The prompt of a row, and what may follow it.
 
     Args:
       row: The row.
       form: The form of its file.
-      shape: The rules.
+      settings: The rules.
       words: The word of each class, if the form is "label".
 
     Raises:
@@ -172,7 +161,9 @@ def item(row: Row, form: str, shape: Shape, words: Mapping[str, str]) -> Item:
         return _conversation(row)
     if form == "label":
         value = value_of(row, words)
-        prompt = shape.template.replace(_TEXT, _text(row, "text"))
+        prompt = settings.template.replace(r"\n", "\n").replace(
+            _TEXT, _text(row, "text")
+        )
         found = tuple(words.values()), list(words).index(value)
     elif form == "choice":
         prompt, found = _text(row, "prompt"), _choice(row)
@@ -180,9 +171,9 @@ def item(row: Row, form: str, shape: Shape, words: Mapping[str, str]) -> Item:
         prompt = _text(row, "prompt")
         completion = form == "completion"
         found = ((_text(row, "completion"),) if completion else ()), 0
-    turns = ({"role": "user", "content": prompt},) if shape.chat else ()
+    turns = ({"role": "user", "content": prompt},) if settings.chat else ()
     plain = "" if turns else prompt
-    return Item(row.place, turns, plain, *found, row.values, shape.chat)
+    return Item(row.place, turns, plain, *found, row.values, settings.chat)
 
 
 def _text(row: Row, name: str) -> str:
@@ -245,7 +236,11 @@ def _conversation(row: Row) -> Item:
 
 
 def examples(
-    items: Sequence[Item], folder: Path, tokenizer: Tokenizer
+    items: Sequence[Item],
+    folder: Path,
+    tokenizer: Tokenizer,
+    *,
+    all_turns: bool = False,
 ) -> tuple[list[Example], bool]:
     """The texts of some items of one form, for a model.
 
@@ -256,6 +251,7 @@ def examples(
       items: The items.
       folder: The model's folder or file.
       tokenizer: The model's.
+      all_turns: Whether all replies of a conversation are scored, and not the last.
 
     Returns:
       The examples, and whether the tokenizer must add its special tokens.
@@ -266,7 +262,7 @@ def examples(
     """
     ends = _end_texts(chat_template.ends(folder, tokenizer), tokenizer)
     if items and items[0].turns:
-        return _rendered(items, folder, ends)
+        return _rendered(items, folder, ends, all_turns)
     return [_joined(item, ends) for item in items], True
 
 
@@ -288,7 +284,7 @@ def _space(prompt: str, between: str, text: str) -> str:
 
 
 def _rendered(
-    items: Sequence[Item], folder: Path, ends: Sequence[str]
+    items: Sequence[Item], folder: Path, ends: Sequence[str], all_turns: bool
 ) -> tuple[list[Example], bool]:
     render = chat_template.conversation(folder)
     prompts = render([list(item.turns) for item in items])
@@ -302,27 +298,54 @@ def _rendered(
             Example(prompt, tuple(map(str.strip, x.candidates)), x.label, x.place)
             for x, prompt in pairs
         ], plain
-    replies = [{"role": "assistant", "content": x.candidates[0]} for x in items]
-    whole = render([[*x.turns, y] for x, y in zip(items, replies, strict=True)])
-    return [
-        Example(prompt, (_reply(item, prompt, text, ends),), 0, item.place)
-        for (item, prompt), text in zip(pairs, whole, strict=True)
-    ], plain
+    # Each reply that is scored, as the row, the turns up to it, and its text.
+    asked = []
+    for row, item in enumerate(items):
+        turns = [*item.turns, {"role": "assistant", "content": item.candidates[0]}]
+        first = 0 if all_turns else len(turns) - 1
+        asked += [
+            (row, turns[: k + 1])
+            for k in range(first, len(turns))
+            if turns[k]["role"] == "assistant"
+        ]
+    before = render([turns[:-1] for _, turns in asked])
+    after = render([turns for _, turns in asked])
+    found: list[Example] = []
+    for (row, turns), prompt, text in zip(asked, before, after, strict=True):
+        reply = _reply(items[row].place, turns[-1], prompt, text, ends)
+        span = len(prompt), len(prompt) + len(reply)
+        if len(found) == row:
+            found.append(Example(prompt, (reply,), 0, items[row].place, (span,)))
+            continue
+        # Another reply of the conversation: the text is extended to its end.
+        whole, last = prompt + reply, found[row]
+        if not whole.startswith(last.prompt + last.candidates[0]):
+            raise ValueError(_other_text(last.place))
+        rest = whole[len(last.prompt) :]
+        found[row] = last._replace(candidates=(rest,), spans=(*last.spans, span))
+    if not all_turns:  # Its tokens follow the prompt.
+        found = [example._replace(spans=()) for example in found]
+    return found, plain
 
 
-def _reply(item: Item, prompt: str, whole: str, ends: Sequence[str]) -> str:
+def _reply(place: str, turn: Turn, prompt: str, whole: str, ends: Sequence[str]) -> str:
     """The reply as the template renders it, up to the token that ends it."""
     rest = whole.removeprefix(prompt)
-    content = item.candidates[0].strip()
+    content = turn["content"].strip()
     at = rest.find(content)
     if len(rest) == len(whole) or at < 0:
-        raise ValueError(
-            f"{item.place}: the model's chat template must render a conversation as "
-            "its prompt and the reply; it does not. Give prompt + completion."
-        )
+        raise ValueError(_other_text(place))
     after = at + len(content)
-    found = [place + len(end) for end in ends if (place := rest.find(end, after)) >= 0]
+    found = [x + len(end) for end in ends if (x := rest.find(end, after)) >= 0]
     return rest[: min(found)] if found else rest[:after] + "".join(ends[:1])
+
+
+def _other_text(place: str) -> str:
+    return (
+        f"{place}: the model's chat template must render a conversation as its prompt "
+        "and the reply; it does not. Give prompt + completion, or leave out "
+        "--all-turns."
+    )
 
 
 def _end_texts(tokens: set[int], tokenizer: Tokenizer) -> list[str]:

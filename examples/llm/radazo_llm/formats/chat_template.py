@@ -17,6 +17,8 @@ from radazo_llm.formats import (
 )
 from radazo_llm.formats.files import json_object, model_file
 
+# The special tokens that a template may name.
+SPECIAL = [f"{n}_token" for n in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 SECONDS = 30.0  # In which a template must be rendered, on a busy machine too.
 Turn = dict[str, str]
 
@@ -50,13 +52,16 @@ def conversation(folder: Path) -> Callable[[Sequence[list[Turn]]], list[str]]:
     else:
         names = json_object(config) if config.is_file() else {}
     source = path.read_text("utf-8") if path.is_file() else names.get("chat_template")
+    if isinstance(source, list):  # Several of them, by name.
+        named = {one.get("name"): one for one in source if isinstance(one, dict)}
+        source = named.get("default", {}).get("template")
     if not isinstance(source, str):
         return lambda chats: [
             "\n".join(turn["content"] for turn in turns) for turns in chats
         ]
     special = {
         name: token.get("content") if isinstance(token, dict) else token
-        for name in ("bos_token", "eos_token")
+        for name in SPECIAL
         if (token := names.get(name)) is not None
     }
 

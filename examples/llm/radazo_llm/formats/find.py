@@ -6,7 +6,7 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-from radazo_llm.formats import gguf_file, weights
+from radazo_llm.formats import config, gguf_file
 
 
 def model(name: str) -> Path:
@@ -23,12 +23,13 @@ def model(name: str) -> Path:
     """
     path = Path(name)
     if gguf_file.is_gguf(path):
-        path.stat()  # Raises, and names it.
+        if not path.is_file():
+            raise FileNotFoundError(f"--model must exist; there is no {path}.")
         return path
     if not path.is_dir():
         path = _installed(name) or _cached(name)
-    if (path / weights.CONFIG).exists():
-        weights.read_config(path)  # Raises, and names the families.
+    if (path / config.CONFIG).exists():
+        config.read(path)  # Raises, and names the families.
         return path
     files = [file for file in sorted(path.glob("*")) if gguf_file.is_gguf(file)]
     if len(files) > 1:
@@ -36,7 +37,12 @@ def model(name: str) -> Path:
             f"--model must be one GGUF file; got {len(files)} in {path}: "
             f"{', '.join(file.name for file in files):.200}"
         )
-    return files[0] if files else path
+    if not files:
+        raise FileNotFoundError(
+            f"--model must be a folder with {config.CONFIG} or a GGUF file; got "
+            f"{path}, which has neither."
+        )
+    return files[0]
 
 
 def _installed(name: str) -> Path | None:
@@ -55,6 +61,6 @@ def _cached(name: str) -> Path:
         raise FileNotFoundError(
             "--model must be a folder, a GGUF file or a model in the local Hugging "
             f"Face cache; got {name!r}. If its model_type is one of "
-            f"{', '.join(weights.FAMILIES)}, `hf download {name}` gets its files from "
+            f"{', '.join(config.FAMILIES)}, `hf download {name}` gets its files from "
             "the network."
         ) from None

@@ -164,6 +164,8 @@ def config(file: File) -> dict[str, Any]:
         for name in ("bos_token_id", "eos_token_id", "eot_token_id")
     }
     ends = {special["eos_token_id"], special.pop("eot_token_id")} - {None}
+    pad = file.metadata.get("tokenizer.ggml.padding_token_id")
+    special |= {} if pad is None else {"pad_token_id": pad}
     return values | special | {"eos_token_id": sorted(ends)}
 
 

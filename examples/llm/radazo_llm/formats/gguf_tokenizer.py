@@ -11,11 +11,14 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from tokenizers.processors import TemplateProcessing
 
+from radazo_llm.exits import reason
 from radazo_llm.formats import gguf_splits
 from radazo_llm.formats.gguf_file import File
 
 _CONTROL, _USER_DEFINED = 3, 4  # Kinds of tokens.
 _SPACE = "▁"
+# Special tokens, as transformers and as llama.cpp name them.
+SPECIAL = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 
 
 def tokenizer(file: File) -> Tokenizer:
@@ -64,7 +67,7 @@ def tokenizer(file: File) -> Tokenizer:
 def config(file: File) -> dict[str, Any]:
     """Returns the entries of the model's `tokenizer_config.json`."""
     values = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    values |= {f"{name}_token": special(file, name) for name in ("bos", "eos")}
+    values |= {f"{name}_token": special(file, name) for name in SPECIAL}
     template = file.metadata.get("tokenizer.chat_template")
     values["chat_template"] = template if isinstance(template, str) else None
     return {name: value for name, value in values.items() if value is not None}
@@ -72,7 +75,8 @@ def config(file: File) -> dict[str, Any]:
 
 def special(file: File, name: str) -> str | None:
     """Returns the text of a special token, or None if the model has none."""
-    number, tokens = _get(file, f"{name}_token_id"), _texts(file, "tokens")
+    key = SPECIAL.get(name, name)
+    number, tokens = _get(file, f"{key}_token_id"), _texts(file, "tokens")
     if number is None:
         return None
     if type(number) is not int or number >= len(tokens):
@@ -136,7 +140,7 @@ def _bpe(file: File, tokens: list[str], merges: list[Any], **options: Any) -> To
         vocabulary = {token: i for i, token in enumerate(tokens)}
         return Tokenizer(models.BPE(vocabulary, merges, **options))
     except Exception as error:  # The library raises nothing narrower.
-        raise _error(file, "merges", f"pairs of tokens: {error!s:.80}") from None
+        raise _error(file, "merges", f"pairs of tokens: {reason(error)}") from None
 
 
 def _get(file: File, name: str) -> Any:

@@ -3,14 +3,23 @@
 A template comes with a model, from anywhere. The sandbox of Jinja keeps it away from
 Python, and not from memory: `'a' * 10**10` is a template. This file is run as a
 script, which imports nothing but Jinja.
+
+The environment has what templates find in transformers' `apply_chat_template`: loop
+controls, `{% generation %}`, `tojson`, `raise_exception` and `strftime_now`.
 """
 
+import datetime
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
-from jinja2.exceptions import TemplateError
+from jinja2 import Environment, nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 MEMORY = 1 << 29  # Bytes of addresses; the interpreter needs a tenth of it.
 LONGEST = 1 << 22  # Characters of a text.
@@ -34,19 +43,80 @@ def main() -> None:
 
 
 def rendered(
-    source: str, chats: list[list[dict[str, str]]], special: dict[str, str]
+    source: str, chats: list[list[dict[str, str]]], special: dict[str, Any]
 ) -> list[str]:
-    """The text of each chat."""
-    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    sandbox.globals["raise_exception"] = _refuse
-    template = sandbox.from_string(source)
+    """The text of each chat, up to the begin of the next reply."""
+    template = environment().from_string(source)
     texts = [
-        template.render(messages=turns, add_generation_prompt=True, **special)
+        template.render(
+            messages=turns,
+            tools=None,
+            documents=None,
+            add_generation_prompt=turns[-1]["role"] != "assistant",
+            **special,
+        )
         for turns in chats
     ]
     if sum(map(len, texts)) > LONGEST * len(chats):
         raise TemplateError(f"a text has more than {LONGEST} characters")
     return texts
+
+
+def environment() -> Environment:
+    """A sandbox with the names that chat templates use."""
+    sandbox = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    sandbox.filters["tojson"] = _json
+    sandbox.globals |= {
+        "raise_exception": _refuse,
+        "strftime_now": lambda text: datetime.datetime.now().strftime(text),
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    return sandbox
+
+
+class Generation(Extension):
+    """`{% generation %}`, which marks the text of a reply, and leaves it as it is."""
+
+    tags = frozenset({"generation"})
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Reads the block."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+class _Dict:
+    """`dict` without its attributes, by which a template leaves the sandbox."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, keys: Sequence[Any], value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)
+
+
+class _Namespace(Namespace):
+    """A namespace without private names."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, given = args[0], dict(*args[1:], **kwargs)
+        Namespace.__init__(self)
+        for name, value in given.items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(f"a namespace must have no private names; got {name!r}")
+        Namespace.__setitem__(self, name, value)
+
+
+def _json(value: Any, **options: Any) -> str:
+    """Not Jinja's, which escapes the characters of HTML."""
+    return json.dumps(value, **{"ensure_ascii": False} | options)
 
 
 def _refuse(message: Any) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from radazo_llm.exits import reason
 from radazo_llm.formats import gguf_file, gguf_model, gguf_tokenizer
 from radazo_llm.formats.files import json_object, model_file
 
@@ -37,7 +38,7 @@ def load(folder: Path) -> Tokenizer:
             raise
         raise ValueError(
             f"{folder} must have tokenizer.json, or vocab.json and merges.txt, that "
-            f"can be read: {' '.join(str(error).split())}"
+            f"can be read: {reason(error)}"
         ) from None
     tokenizer.no_truncation()  # The file may have either switched on.
     tokenizer.no_padding()

@@ -61,22 +61,34 @@ def add_lora(
       ValueError: If rank is not positive, a target is no projection of the model, or
         the model has adapters already.
     """
-    if rank < 1:
-        raise ValueError(f"rank must be positive; got {rank}.")
     if adapted(model):
         raise ValueError("model must not have adapters already; got one that has.")
     known = projections(model)
     for name in targets:
         if name not in known or len(set(targets)) < len(targets):
             raise ValueError(
-                f"targets must be different ones of {', '.join(known)}; got "
+                f"--lora-targets must be different ones of {', '.join(known)}; got "
                 f"{', '.join(map(str, targets)):.80}."
             )
+    check_rank(model, rank, targets)
     for name in targets:
         base = getattr(model.layers, name)
         adapter = functools.partial(_adapter, base.in_features, rank, base.out_features)
         lora = stacked(model.config.num_hidden_layers, adapter, rngs)
         setattr(model.layers, name, AdaptedLinear(base, lora, alpha / rank))
+
+
+def check_rank(
+    model: LanguageModel, rank: int, targets: Sequence[str], name: str = "--lora-rank"
+) -> None:
+    """Raises a ValueError unless a rank is one that matrices can have."""
+    for target in targets:
+        base = getattr(model.layers, target)
+        width = min(base.in_features, base.out_features)
+        if not 0 < rank <= width:
+            raise ValueError(
+                f"{name} must be from 1 to {width}, the width of {target}; got {rank}."
+            )
 
 
 def projections(model: LanguageModel) -> list[str]:
@@ -144,6 +156,8 @@ def add_prompt(model: LanguageModel, *, length: int = 5, rngs: nnx.Rngs) -> None
     """
     longest = model.config.max_position_embeddings
     if not 0 < length < longest:
-        raise ValueError(f"length must be from 1 to {longest - 1}; got {length}.")
+        raise ValueError(
+            f"--prompt-length must be from 1 to {longest - 1}; got {length}."
+        )
     tokens = jax.random.randint(rngs.params(), (length,), 0, model.config.vocab_size)
     model.prompt = PromptParam(model.embed(tokens).astype(jnp.float32))

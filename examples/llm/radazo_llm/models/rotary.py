@@ -33,11 +33,15 @@ def read(v: Mapping[str, Any], slides: bool) -> tuple[float, ...]:
         "linear": LLAMA_3[:1],
         "llama3": (*LLAMA_3, "original_max_position_embeddings"),
     }
-    whole = found.get("partial_rotary_factor", 1) == 1
-    if not isinstance(scaling, str) or scaling not in numbers or not whole:
+    part = found.get("partial_rotary_factor", 1)
+    if part != 1:
         raise ValueError(
-            f"rope_type must be one of {', '.join(numbers)}, of the whole head; got "
-            f"{scaling!r:.80}."
+            f"partial_rotary_factor must be 1, of the whole head; got {part!r:.80}. "
+            "Use another model."
+        )
+    if not isinstance(scaling, str) or scaling not in numbers:
+        raise ValueError(
+            f"rope_type must be one of {', '.join(numbers)}; got {scaling!r:.80}."
         )
     return tuple(positive(found, name) for name in ("rope_theta", *numbers[scaling]))
 

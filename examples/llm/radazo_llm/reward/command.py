@@ -1,8 +1,6 @@
 """The job of `radazo-llm reward`."""
 
-import copy
-import dataclasses
-import json
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from radazo_llm.examples.splits import NAMES
-from radazo_llm.formats import find, weights
-from radazo_llm.formats.files import json_object
-from radazo_llm.reward import problems, rewards
-from radazo_llm.reward.log import picture
-from radazo_llm.reward.run import run
-from radazo_llm.reward.settings import Settings
-from radazo_llm.reward.task import Problems, Task
-from radazo_llm.tune.checkpoint import locked, write_json
+from radazo_llm.formats import config, find
+from radazo_llm.reward import problems
+from radazo_llm.reward.pool import RewardPool
+from radazo_llm.reward.problems import Problem
+from radazo_llm.reward.task import Task
+from radazo_llm.run import exports, session
+from radazo_llm.run.folder import checksum
+from radazo_llm.settings import Settings
+from radazo_llm.tune.job import Tuned, parts_of
 
 
 def weights_of(given: Sequence[str]) -> dict[str, float]:
@@ -43,8 +41,10 @@ def train(
     source: Any,
     given: Sequence[str],
     output: Path,
-    dtype: str | None,
-    processes: int,
+    processes: int = 2,
+    adapters: Path | None = None,
+    to: exports.Exports,
+    **options: Any,
 ) -> None:
     """Tunes a model on rewards of what it writes.
 
@@ -54,9 +54,11 @@ def train(
       task: A name that `problems.make` takes, without `source`.
       source: Prompts, `splits.Own`; or None.
       given: Reward functions with their weights, such as "answer=1".
-      output: The folder of the run. A journal in it is resumed.
-      dtype: The dtype of the model; by default, of the present backend.
+      output: The folder of the run.
       processes: Number of processes for reward functions.
+      adapters: The folder of adapters to start from.
+      to: The paths of exports.
+      options: Other options of `session.execute`.
 
     Raises:
       ValueError: If an argument is wrong, or the folder has another run.
@@ -64,52 +66,56 @@ def train(
     # An installed command does not look for modules in the present folder.
     sys.path.append(str(Path.cwd()))
     default = "gym=1" if task.startswith(problems.GYM) else "answer=1"
-    by_name = weights_of(given or [default])
-    folder = find.model(model)
-    weights.read_config(folder)  # Its errors come before others.
-    about = {
-        "settings": dataclasses.asdict(settings),
-        "task": task,
-        "rewards": by_name,
-        "model": model,
-    }
-    named: Any = task
-    if source is not None:
-        named = _of_source(settings, source)
-        # As JSON has it, to compare with.
-        data = json.loads(json.dumps(dataclasses.asdict(source), default=str))
-        about = {**about, "task": None, "data": data}
-    with locked(output):
-        path = output / "settings.json"
-        if path.exists() and json_object(path) != about:
-            raise ValueError(
-                f"{output} has a run with other settings; give another --output."
+    weights = weights_of(given or [default])
+    path = find.model(model)
+    config.read(path)  # Its errors come before others.
+    exports.check(settings, path, to)
+    splits = _problems(settings, task, source)
+
+    def prepare(loaded: Any, stack: contextlib.ExitStack) -> Tuned:
+        identity: dict[str, Any] = {"--task": task, "--reward": weights}
+        if source is not None:
+            identity["--task"] = None
+        parts = parts_of(settings, loaded, adapters)
+        identity["the base model"] = checksum(parts.rest)
+        identity["--adapters"] = checksum(parts.params)
+        pool = stack.enter_context(RewardPool(weights, processes, settings.timeout))
+        made = Task(settings, parts, path, splits, pool, output)
+        identity["the data"] = checksum(made.prompts)
+        return Tuned(made.job(), parts, identity)
+
+    notes = {} if source is None else {"data": source.path}
+    session.execute(
+        settings,
+        prepare,
+        model=model,
+        path=path,
+        output=output,
+        notes=notes,
+        to=to,
+        **options,
+    )
+
+
+def _problems(settings: Settings, task: str, source: Any) -> dict[str, list[Problem]]:
+    """The problems by split."""
+    if source is None:
+        return {
+            name: problems.make(task, number, settings.seed, held_out=name == "dev")
+            for name, number in (
+                ("train", settings.train_examples),
+                ("dev", settings.eval_examples),
             )
-        write_json(path, about)
-        loaded = weights.load(folder, dtype=dtype or weights.default_dtype())
-        timeout = settings.timeout
-        with rewards.RewardPool(by_name, processes, timeout) as pool:
-            made = Task(settings, loaded, folder, named, pool, output)
-            params = run(settings, made, output)
-        tuned = made.model(params)
-        if settings.tune == "lora":
-            weights.save_adapters(tuned, output / "adapters", base=str(folder))
-        else:
-            weights.save_merged(copy.copy(tuned), output / "tuned", base=folder)
-        picture(output)
-    print(f"The tuned model, samples and a picture are in {output}.")
-
-
-def _of_source(settings: Settings, source: Any) -> Problems:
-    """The problems of a user's file, to train on and held out."""
-    limits = {"train": settings.num_problems, "dev": settings.eval_problems, "test": 0}
-    found = source.divided(limits)
-    train, held_out = ([*map(problems.of_item, found.items[n])] for n in NAMES[:2])
+        }
+    items = source.problems()
+    found = {
+        name: [*map(problems.of_item, some)] for name, some in items.items() if some
+    }
     likeliest = settings.eval_temperature == 0
+    numbers = ", ".join(f"{name} {len(some):,}" for name, some in found.items())
     print(
-        f"{source.path.name}: {len(train)} prompts to train on, {len(held_out)} held "
-        f"out, which are answered by {'the likeliest' if likeliest else 'drawn'} "
-        "tokens.",
+        f"{source.path.name}: {numbers} prompts; those that are held out are answered "
+        f"by {'the likeliest' if likeliest else 'drawn'} tokens.",
         flush=True,
     )
-    return train, held_out
+    return found

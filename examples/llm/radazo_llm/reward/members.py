@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 import radazo_jax as zo
-from radazo_llm.formats import tensor_files, weights
+from radazo_llm.formats import adapters, names, tensor_files
 from radazo_llm.models.model import LanguageModel
 
 
@@ -62,9 +62,7 @@ def export_members(
         for matrix, found in factors.items():
             for member, of_member in zip(tensors, found, strict=True):
                 layers = range(len(of_member))
-                member |= weights.adapter_parts(
-                    model, path[1], matrix, layers, of_member
-                )
+                member |= names.of_adapter(model, path[1], matrix, layers, of_member)
     rank = points.directions.distribution.rank
     config = {
         "peft_type": "LORA",
@@ -77,5 +75,5 @@ def export_members(
     }
     folders = [folder / str(i) for i in range(points.num_points)]
     for to, member in zip(folders, tensors, strict=True):
-        tensor_files.write(to, weights.ADAPTER_CONFIG, config, weights.ADAPTERS, member)
+        tensor_files.write(to, adapters.CONFIG, config, adapters.FILE, member)
     return folders

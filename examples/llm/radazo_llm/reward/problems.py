@@ -51,12 +51,12 @@ def make(task: str, number: int, seed: int, *, held_out: bool = False) -> list[P
         rng = random.Random(seed)
         return [_sum(rng, held_out) for _ in range(number)]
     if not task.startswith(GYM):
-        raise ValueError(f"task must be sum, or {GYM} and a dataset; got {task!r}.")
+        raise ValueError(f"--task must be sum, or {GYM} and a dataset; got {task!r}.")
     try:
         import reasoning_gym
     except ImportError as error:
         raise ValueError(
-            f"task {task} needs `pip install reasoning-gym` ({error})."
+            f"--task {task} needs `pip install reasoning-gym` ({error})."
         ) from None
     name = task.removeprefix(GYM)
     try:
@@ -64,7 +64,8 @@ def make(task: str, number: int, seed: int, *, held_out: bool = False) -> list[P
         dataset = reasoning_gym.create_dataset(name, size=number, seed=seed)
     except (ValueError, KeyError) as error:
         raise ValueError(
-            f"task must name a dataset of reasoning-gym; got {name!r} ({error!s:.100})."
+            f"--task must name a dataset of reasoning-gym; got {name!r} "
+            f"({error!s:.100})."
         ) from None
     return [
         Problem(

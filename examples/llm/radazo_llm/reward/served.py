@@ -16,7 +16,6 @@ program needs no accelerator. A point fails if the server refuses it, or answers
 late or with something else; `minimize_black_box` drops it or asks again.
 """
 
-import asyncio
 import contextlib
 import functools
 import json
@@ -24,7 +23,7 @@ import ssl
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ import httpx2
 import numpy as np
 from flax import nnx
 
-from radazo_llm.formats import weights
+from radazo_llm.formats import adapters
 from radazo_llm.models.model import LanguageModel
 
 _LARGEST = 1 << 24  # Bytes of an answer.
@@ -108,72 +107,52 @@ class Server:
             ) from error
 
     def _post(self, endpoint: str, body: Mapping[str, Any]) -> bytes:
+        """The content of an answer, of bounded size and in time."""
         url = f"{self.url}/v1/{endpoint}"
-        try:
-            code, answer = _in_thread(
-                self._answer(url, json.dumps(body)), self.timeout + 1
-            )
-        except TimeoutError:
+        found: list[Any] = []
+        # In a thread, which is abandoned: a name server that does not answer, or bytes
+        # that come one by one, cannot be interrupted.
+        ask = functools.partial(self._ask, url, json.dumps(body), found)
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(self.timeout)
+        if not found:
             raise TimeoutError(
                 f"{url} timed out: an answer must be complete in {self.timeout:g} s"
-            ) from None
-        except httpx2.HTTPError as error:
-            raise OSError(f"{url} gives no answer: {error!s:.200}") from error
+            )
+        if isinstance(found[0], Exception):
+            raise found[0]
+        code, answer = found[0]
         if not 200 <= code < 300:
             text = answer.decode(errors="replace")
             raise ServerError(f"{url} refused with {code}: {text:.200}")
         return answer
 
-    async def _answer(self, url: str, body: str) -> tuple[int, bytes]:
-        """The status and the content of an answer, of bounded size and in time."""
+    def _ask(self, url: str, body: str, found: list[Any]) -> None:
+        """Adds the status and the content of an answer, or an error."""
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        headers |= self.headers
-        found = bytearray()
-        async with asyncio.timeout(self.timeout):
-            async with (
-                httpx2.AsyncClient(verify=_certificates(), timeout=None) as client,
-                client.stream(
-                    *("POST", url),
-                    content=body,
-                    headers=headers,
-                    follow_redirects=False,
-                ) as answer,
-            ):
-                async for part in answer.aiter_raw():
-                    found += part
-                    if len(found) > _LARGEST:
+        options = {"headers": headers | dict(self.headers), "follow_redirects": False}
+        content = bytearray()
+        try:
+            client = httpx2.Client(verify=_certificates(), timeout=self.timeout)
+            with client, client.stream("POST", url, content=body, **options) as answer:
+                for part in answer.iter_raw():
+                    content += part
+                    if len(content) > _LARGEST:
                         raise ServerError(f"{url} answers more than {_LARGEST} bytes.")
-        return answer.status_code, bytes(found)
+            found.append((answer.status_code, bytes(content)))
+        except httpx2.TimeoutException:
+            return
+        except httpx2.HTTPError as error:
+            found.append(OSError(f"{url} gives no answer: {error!s:.200}"))
+        except Exception as error:
+            found.append(error)
 
 
 @functools.cache
 def _certificates() -> ssl.SSLContext:
     """The system's, which take longer to load than a request."""
     return ssl.create_default_context()
-
-
-def _in_thread(work: Coroutine[Any, Any, Any], seconds: float) -> Any:
-    """The result of a coroutine; the caller may be in a loop of its own.
-
-    The thread is abandoned after so many seconds. A name server that does not answer
-    cannot be interrupted.
-    """
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.append(asyncio.run(work))
-        except Exception as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not found:
-        raise TimeoutError
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
 
 
 def loss_of_adapters(
@@ -200,7 +179,7 @@ def loss_of_adapters(
     def loss(params: Any) -> np.ndarray:
         with tempfile.TemporaryDirectory(prefix="adapter-", dir=folder) as to:
             adapted = nnx.merge(graphdef, params, rest)
-            weights.save_adapters(adapted, Path(to), base=base)
+            adapters.save(adapted, Path(to), base=base)
             return -server.rewards(Path(to))
 
     return loss, params

@@ -4,13 +4,15 @@ Examples are sorted into buckets, each padded to its own longest. Every step rea
 batch of one bucket: bucket b with a probability in proportion to its size.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from radazo_llm.tune.data import Batch, examples_at
+from radazo_llm.examples.tokens import Batch
 
-_MULTIPLE = 8  # As sequences are padded in `data.py`.
+_MULTIPLE = 8  # As sequences are padded in `tokens.py`.
 
 
 def bounds(batch: Batch, number: int) -> np.ndarray:
@@ -50,25 +52,25 @@ def chunks(batch: Batch, size: int) -> Iterator[tuple[int, Batch]]:
         yield min(size, total - start), Batch(*(values[rows] for values in batch))
 
 
-class Feed:
-    """The batches of a run. The batch of a step depends on the arguments alone.
+def draw(
+    counts: tuple[int, ...], size: int, key: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The examples of a step: a bucket, and rows of it, different ones if it has them.
 
     Args:
-      parts: The buckets.
-      seed: The seed of the run.
-      sizes: The number of examples of each step.
+      counts: The number of examples of each bucket.
+      size: The number of examples of a step.
+      key: The key of the step.
+
+    Returns:
+      The number of the bucket, int32 (), and the rows, int32 [size].
     """
-
-    def __init__(self, parts: Sequence[Batch], seed: int, sizes: np.ndarray) -> None:
-        self.parts, self.seed, self.sizes = parts, seed, sizes
-        counts = np.array([len(part.label) for part in parts])
-        # Draws of later steps leave earlier draws as they are.
-        draws = np.random.default_rng((seed, 1 << 30)).random(len(sizes))
-        self.which = np.searchsorted(np.cumsum(counts) / counts.sum(), draws, "right")
-        self.which = np.minimum(self.which, len(parts) - 1)
-
-    def __call__(self, step: int) -> Batch:
-        bucket, size = self.which[step], int(self.sizes[step])
-        before = self.which[:step] == bucket
-        first = int(self.sizes[:step][before].sum())
-        return examples_at(self.parts[bucket], self.seed, first, size)
+    of_bucket, of_rows = jax.random.split(key)
+    ends = np.cumsum(counts) / np.float32(sum(counts))
+    place = jnp.searchsorted(jnp.float32(ends), jax.random.uniform(of_bucket), "right")
+    which = jnp.minimum(place, len(counts) - 1).astype(jnp.int32)
+    rows = [
+        jax.random.choice(of_rows, number, (size,), replace=number < size)
+        for number in counts
+    ]
+    return which, jnp.stack(rows).astype(jnp.int32)[which]

@@ -6,7 +6,7 @@
 
 Adapters of the last layers leave the outputs of the others as they are, so these are
 computed once: a pass then takes a share of the time. The first layers are in memory
-until then. `weights.save_merged` reads them from the model's files again.
+until then. `save.merged` reads them from the model's files again.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ import numpy as np
 from flax import nnx
 from tqdm import tqdm
 
+from radazo_llm.examples.tokens import Batch
 from radazo_llm.models.model import LanguageModel
-from radazo_llm.tune.data import Batch
 
 _CHUNK = 1 << 24  # Bytes of a file that are read at once for its checksum.
 
@@ -44,7 +44,7 @@ def split(model: LanguageModel, last: int) -> tuple[LanguageModel, LanguageModel
     number = model.config.num_hidden_layers
     if not 0 < last < number:
         raise ValueError(
-            f"last_layers must be from 1 to {number - 1} for a model of {number} "
+            f"--last-layers must be from 1 to {number - 1} for a model of {number} "
             f"layers; got {last}."
         )
     graphdef, state = nnx.split(model)
@@ -90,6 +90,13 @@ class Rows:
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         return np.array(np.memmap(self.path, self.dtype, "r", shape=self.shape)[rows])
+
+    def traced(self, rows: jax.Array) -> jax.Array:
+        """Rows within a compiled program, which asks Python for them."""
+        shape = jax.ShapeDtypeStruct((*rows.shape, *self.shape[1:]), self.dtype)
+        return jax.pure_callback(
+            lambda i: self[np.asarray(i)], shape, rows, vmap_method="expand_dims"
+        )
 
 
 def outputs(

@@ -2,16 +2,13 @@
 
 import json
 import shutil
-import sys
-import types
-from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from radazo_llm.examples import files
-from radazo_llm.examples.forms import Shape
-from radazo_llm.examples.splits import Own
+from radazo_llm.examples import files, splits
+from radazo_llm.formats import tokenizers
+from radazo_llm.settings import Settings
 
 from .. import tiny
 from ..refusals import DEEP_OBJECT
@@ -45,6 +42,11 @@ def chatting(job, tmp_path_factory):
     about = json.dumps({"chat_template": TEMPLATE})
     (folder / "tokenizer_config.json").write_text(about, "utf-8")
     return folder
+
+
+def Own(path, **settings):
+    """A file with the settings of a run."""
+    return splits.Own(path, Settings(**settings))
 
 
 def pair(prompt, completion):
@@ -81,9 +83,10 @@ def test_rows_become_prompts(row, shape, prompt, candidates, label, chatting, tm
     rows = (row, TEXT[0]) if "label" in row else (row,)
     for name in ("train.jsonl", "valid.jsonl"):
         written(tmp_path, lines(*rows), name)
-    _, texts, special = Own(tmp_path, Shape(**shape)).texts(chatting)
+    _, texts, special = Own(tmp_path, **shape).texts(chatting)
     example = texts["train"][0]
-    assert example == (prompt, candidates, label, f"{tmp_path / 'train.jsonl'}:1")
+    place = f"{tmp_path / 'train.jsonl'}:1"
+    assert example == (prompt, candidates, label, place, ())
     assert special == ("</s>a:" not in prompt)
 
 
@@ -102,7 +105,7 @@ def test_tables_have_quotes_marks_and_other_separators(tmp_path):
 
 def split_of(own):
     """The texts of each split."""
-    found = own.divided({"train": None, "dev": None, "test": None}).items
+    found = own.divided().items
     return {name: [x.columns["text"] for x in part] for name, part in found.items()}
 
 
@@ -136,12 +139,40 @@ def test_a_column_or_the_names_of_files_divide(tmp_path):
 
 
 def test_the_rows_of_a_run_are_limited_and_the_same_ones(tmp_path, job):
-    own = Own(written(tmp_path, lines(*TEXT)), dev_share=0.5)
-    splits = own.read(job, 0, 4, 3)
-    assert [len(batch.label) for batch in splits.batches] == [4, 3]
-    assert "train: 4 of 10 examples; dev: 3 of 10 examples" in splits.summary
-    for one, two in zip(splits.batches, own.read(job, 0, 4, 3).batches, strict=True):
+    path = written(tmp_path, lines(*TEXT))
+    own = Own(path, dev_share=0.5, train_examples=4, eval_examples=3)
+    found = own.read(job)
+    assert [len(batch.label) for batch in found.batches] == [4, 3]
+    assert "train 4 of 10, dev 3 of 10 examples; at most" in found.summary
+    for one, two in zip(found.batches, own.read(job).batches, strict=True):
         np.testing.assert_array_equal(one.tokens, two.tokens)
+
+
+def test_classes_of_unequal_size_are_said(tmp_path, job):
+    rows = [{"text": f"day {i}", "label": int(i == 7)} for i in range(100)]
+    rows = [row | {"split": ("train", "dev")[i > 79]} for i, row in enumerate(rows)]
+    found = Own(written(tmp_path, lines(*rows)), labels="rare=1,usual=0").read(job)
+    assert found.summary.endswith("Classes: rare 1, usual 79.")
+
+
+def test_all_replies_of_a_conversation_are_scored(chatting, tmp_path):
+    """The spans hold the tokens of the replies, and their ends."""
+    turns = [{"role": "system", "content": "s"}, *CHAT, CHAT[0]]
+    turns.append({"role": "assistant", "content": "cd"})
+    for name in ("train.jsonl", "valid.jsonl"):
+        written(tmp_path, lines({"messages": turns}), name)
+    found = Own(tmp_path, all_turns=True)
+    (example,) = found.texts(chatting)[1]["train"]
+    text = example.prompt + example.candidates[0]
+    assert text == "s:s</s>u:a</s>a:b</s>u:a</s>a:cd</s>"
+    assert [text[a:b] for a, b in example.spans] == ["b</s>", "cd</s>"]
+    batch, tokenizer = found.read(chatting).batches[0], tokenizers.load(chatting)
+    targets = batch.targets[0, 0][batch.mask[0, 0] > 0]
+    assert tokenizer.decode(targets, skip_special_tokens=False) == "b</s>cd</s>"
+    fed = [batch.tokens[0, 0, at] for at in batch.positions[0, 0]]
+    assert tokenizer.decode(fed[:1]) == ":" and batch.mask[0, 0].sum() == len(targets)
+    last = Own(tmp_path).read(chatting).batches[0]
+    assert last.mask.sum() < batch.mask.sum()
 
 
 def test_long_examples_can_be_left_out(tmp_path, job):
@@ -150,32 +181,19 @@ def test_long_examples_can_be_left_out(tmp_path, job):
     assert sum(len(batch.label) for batch in own.read(job).batches) == 16
 
 
-def test_a_folder_of_datasets(tmp_path, monkeypatch):
-    (tmp_path / "dataset_dict.json").write_text("{}", "utf-8")
-    parts = {"train": TEXT[:2], "validation": TEXT[2:4]}
-    fake = types.SimpleNamespace(load_from_disk=lambda path: parts)
-    monkeypatch.setitem(sys.modules, "datasets", fake)
-    assert split_of(Own(tmp_path))["dev"] == ["day 2", "day 3"]
-
-    class Part(list):
-        features: ClassVar = {
-            "label": types.SimpleNamespace(int2str=["bad", "good"].__getitem__)
-        }
-
-    parts["train"] = Part(TEXT[:2])
-    assert [row.values["label"] for row in files.rows(tmp_path)][:2] == ["bad", "good"]
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match="datasets, which must be installed"):
-        split_of(Own(tmp_path))
-
-
 def changed(**values):
     """Good rows with a wrong one."""
     return lines(*TEXT, TEXT[0] | values)
 
 
 BAD = {
-    "columns": (lines({"sentence": "a"}), {}, "my.jsonl:1: must have the columns mess"),
+    "columns": (lines({"review": "a"}), {}, "my.jsonl:1: must have the columns mess"),
+    "carriage returns": (
+        lines(*TEXT).replace("\n", "\r"),
+        {},
+        "my.jsonl:1: must end with \\n; got \\r alone",
+    ),
+    "nan": (changed(label="nan"), {}, "label must be a text or an integer; got 'nan'"),
     "no rows": ("\n\n", {}, "my.jsonl must have rows; got none"),
     "missing": (lines(*TEXT, {"text": "a"}), {}, "my.jsonl:21: must have text, label"),
     "empty": (changed(text=" "), {}, "my.jsonl:21: text must be a text that is not em"),
@@ -273,13 +291,16 @@ def test_what_is_wrong_is_one_line(content, shape, message, job, tmp_path, capsy
             "a.csv:2: must have th",
         ),
         ("a.csv", "text,label,s\na,1,x\n", ("--split-column", "s"), "s must be one of"),
-        ("a.csv", "text,label\na,1\n", ("--dev-share", "1"), "--dev-share and --test"),
+        ("a.csv", "text,label\na,1\n", ("--dev-share", "1"), "--dev-share must be in"),
+        ("a.csv", "text,label\na,1\n", ("--dev-share", "0"), "--dev-share and --test"),
+        ("none.csv", None, (), "none.csv: No such file"),
+        ("a.csv", "text,label\ra,1\r", (), "a.csv:1: must end with"),
     ],
 )
 def test_what_is_wrong_with_a_table(
     name, content, options, message, job, tmp_path, capsys
 ):
-    path = written(tmp_path, content, name)
+    path = tmp_path / name if content is None else written(tmp_path, content, name)
     refused(capsys, message, job, tmp_path, "--data", path, *options)
 
 
@@ -288,7 +309,8 @@ def refused(capsys, message, model, folder, *options):
     before = tiny.contents(folder)
     with pytest.raises(SystemExit) as error:
         output = ("--output", folder / "run")
-        tiny.command("tune", "--model", model, *output, "--steps", 2, *options)
+        steps = ("--steps", 2)
+        tiny.command("tune", "--model", model, *output, *steps, *options)
     assert error.value.code == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert message in line and len(line) < 700, line

@@ -9,7 +9,6 @@ import json
 import pathlib
 import struct
 import tracemalloc
-import urllib.request
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ import pytest
 from flax import nnx
 
 from radazo_llm.formats import (
+    adapters,
     chat_template,
     find,
     gguf_adapter,
@@ -26,12 +26,12 @@ from radazo_llm.formats import (
     gguf_splits,
     gguf_tokenizer,
     tokenizers,
-    weights,
 )
+from radazo_llm.formats import load as loading
+from radazo_llm.formats import save as saving
 from radazo_llm.models import blocks, lora, quantization
-from radazo_llm.tune import data
 from research import on_disk
-from research.corpus import SENTIMENT
+from research.corpus import reviews
 
 from .. import tiny
 from ..models.test_decoder import CASES as DECODERS
@@ -56,7 +56,7 @@ def golden(name):
 @pytest.mark.parametrize("name", every(CASES, "llama"))
 def test_logits_are_those_of_transformers(name):
     expected = golden(name)
-    model = weights.load(path(name), dtype=jnp.float32)
+    model = loading.load(path(name), dtype=jnp.float32)
     found = tiny.logits(model, expected["tokens"])
     np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=2e-4)
 
@@ -155,8 +155,8 @@ def values_of(rows):
 
 @pytest.mark.parametrize("name", ["llama", slow("gemma3")])
 def test_kept_blocks_are_the_dequantized_matrices(name):
-    kept = weights.load(path(name), dtype=jnp.float32, keep_blocks=True)
-    dense = weights.load(path(name), dtype=jnp.float32)
+    kept = loading.load(path(name), dtype=jnp.float32, keep_blocks=True)
+    dense = loading.load(path(name), dtype=jnp.float32)
     assert quantization.blocks_notes(kept) == []
     assert quantization.num_parameters(kept) == quantization.num_parameters(dense)
     for projection in ("q_proj", "down_proj"):
@@ -177,14 +177,14 @@ def test_perplexity_in_blocks_is_that_of_transformers():
     lengths = np.array([tokens.shape[1] - 3])  # What follows is padding.
     rows = np.arange(lengths[0] - 1)
     expected = np.exp(-logp[rows, tokens[0, 1:][rows]].mean())
-    kept = weights.load(path("llama"), dtype=jnp.float32, keep_blocks=True)
+    kept = loading.load(path("llama"), dtype=jnp.float32, keep_blocks=True)
     found = on_disk.perplexity(kept, tokens, lengths)
     assert found == pytest.approx(expected, rel=1e-3)
 
 
 def test_blocks_take_the_bytes_of_the_file():
     """A stack of two kinds takes the bytes of the larger."""
-    kept = weights.load(path("llama"), keep_blocks=True)
+    kept = loading.load(path("llama"), keep_blocks=True)
     down, width = kept.layers.down_proj.rows, 96
     assert down.kinds == ("Q4_0", "Q4_1")
     assert down.data.shape == (2, 64, width // 32 * 20)
@@ -195,7 +195,7 @@ def test_blocks_take_the_bytes_of_the_file():
 
 
 def test_blocks_need_a_file_that_has_them():
-    model = weights.load(path("qwen2"), keep_blocks=True)
+    model = loading.load(path("qwen2"), keep_blocks=True)
     with pytest.raises(ValueError, match="--quantize file must be given with a GGUF"):
         quantization.blocks_notes(model)
 
@@ -211,13 +211,12 @@ def test_a_real_model_is_what_transformers_reads():
     text, tokens, some = (expected[name] for name in ("text", "tokens", "some"))
     found = tokenizers.load(file).encode(str(text), add_special_tokens=False)
     assert found.ids == tokens.tolist()
-    dense = weights.load(file, dtype=jnp.float32)
+    dense = loading.load(file, dtype=jnp.float32)
     logits = tiny.logits(dense, tokens[None])[0]
     np.testing.assert_allclose(logits[:, some], expected["logits"], rtol=0, atol=1e-3)
-    kept = weights.load(file, dtype=jnp.float32, keep_blocks=True)
+    kept = loading.load(file, dtype=jnp.float32, keep_blocks=True)
     assert quantization.blocks_notes(kept) == []
-    sentences = [sentence for sentence, _ in data.sst2_rows(SENTIMENT / "dev.tsv")]
-    rows = on_disk.encoded(file, sentences[:20])
+    rows = on_disk.encoded(file, reviews()[:20])
     found = [on_disk.perplexity(model, *rows) for model in (dense, kept)]
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
 
@@ -287,8 +286,8 @@ def converted(name, to, add=lambda writer: None):
 @pytest.mark.parametrize("name", every(DECODERS, "gemma2", "olmo2", "phi3", "smollm3"))
 def test_parameters_are_those_of_the_checkpoint(name, tmp_path):
     file = converted(name, tmp_path / "model.gguf")
-    expected = weights.load(DECODERS_GOLDEN / name, dtype=jnp.float32)
-    found = weights.load(file, dtype=jnp.float32)
+    expected = loading.load(DECODERS_GOLDEN / name, dtype=jnp.float32)
+    found = loading.load(file, dtype=jnp.float32)
     ours, theirs = tiny.arrays(found), tiny.arrays(expected)
     assert ours.keys() == theirs.keys()
     for key, values in ours.items():
@@ -418,7 +417,7 @@ def test_bad_files_are_refused_in_little_memory(name, tmp_path):
     file = bad(name, tmp_path)
     tracemalloc.start()
     with pytest.raises(ValueError, match=BAD_FILES[name][1]) as error:
-        weights.load(file)
+        loading.load(file)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
@@ -430,7 +429,7 @@ def test_every_shorter_file_is_refused(tmp_path):
     for size in range(1, len(content) - 32, 997):
         file.write_bytes(content[:size])
         with pytest.raises(ValueError, match="must be a complete GGUF file"):
-            weights.load(file)
+            loading.load(file)
 
 
 def test_a_file_of_adapters_is_no_model():
@@ -472,7 +471,7 @@ def test_bad_tokenizers_are_refused(name):
 
 def tuned(name):
     """A model of a file with adapters in its last layer alone."""
-    model = weights.load(path(name), dtype=jnp.float32)
+    model = loading.load(path(name), dtype=jnp.float32)
     targets = ("q_proj", "k_proj", "down_proj")
     lora.add_lora(model, rank=2, alpha=3.0, targets=targets, rngs=nnx.Rngs(0))
     for i, target in enumerate(targets):
@@ -512,30 +511,43 @@ def test_adapters_in_gguf_add_to_the_tensors_of_the_file(name, tmp_path, monkeyp
             "F32", shape, np.ascontiguousarray(added).view(np.uint8)
         )
     monkeypatch.setattr(gguf_model, "read", lambda _: base)
-    merged = weights.load(path(name), dtype=jnp.float32)
+    merged = loading.load(path(name), dtype=jnp.float32)
     found = tiny.logits(merged, golden(name)["tokens"])
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
 
 
 def test_adapters_of_some_layers_come_back(tmp_path):
     model = tuned("llama")
-    weights.save_adapters(model, tmp_path, base="x")
+    adapters.save(model, tmp_path, base="x")
     config = json.loads((tmp_path / "adapter_config.json").read_text("utf-8"))
     assert config["layers_to_transform"] == [1]
     assert set(config["target_modules"]) == {"q_proj", "k_proj", "down_proj"}
-    again = weights.load(path("llama"), dtype=jnp.float32)
-    weights.load_adapters(again, tmp_path)
+    again = loading.load(path("llama"), dtype=jnp.float32)
+    adapters.load(again, tmp_path)
     ours, theirs = tiny.arrays(again), tiny.arrays(model)
     for key, values in ours.items():
         np.testing.assert_array_equal(values, theirs[key])
 
 
+read_header = gguf_model.read
+PAD = {"pad_token": "<|end|>", "pad_token_id": 2}
+
+
+def with_pad(file):
+    """The file, with an entry for its padding."""
+    found = read_header(file)
+    return found._replace(
+        metadata=found.metadata | {"tokenizer.ggml.padding_token_id": 2}
+    )
+
+
 @pytest.mark.slow
-def test_a_merged_model_of_a_file_is_whole(tmp_path):
+def test_a_merged_model_of_a_file_is_whole(tmp_path, monkeypatch):
     model, tokens = tuned("llama"), golden("llama")["tokens"]
     expected = tiny.logits(model, tokens)
-    weights.save_merged(model, tmp_path, base=path("llama"))
-    merged = weights.load(tmp_path, dtype=jnp.float32)
+    monkeypatch.setattr(gguf_model, "read", with_pad)
+    saving.merged(model, tmp_path, base=path("llama"))
+    merged = loading.load(tmp_path, dtype=jnp.float32)
     found = tiny.logits(merged, tokens)
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
     ours, theirs = (tokenizers.load(p) for p in (tmp_path, path("llama")))
@@ -543,6 +555,9 @@ def test_a_merged_model_of_a_file_is_whole(tmp_path):
         assert ours.encode(text).ids == theirs.encode(text).ids
     turns = [{"role": "user", "content": "x"}]
     assert chat_template.conversation(tmp_path)([turns]) == ["user: x"]
+    for name, entry in (("tokenizer_config", "pad_token"), ("config", "pad_token_id")):
+        found = json.loads((tmp_path / f"{name}.json").read_text("utf-8"))
+        assert found.get(entry) == PAD[entry]
 
 
 def test_opt_has_no_adapters_in_gguf():
@@ -566,6 +581,8 @@ def test_a_model_is_found_in_a_folder_or_an_installed_package(tmp_path, monkeypa
         find.model("some-model")
     with pytest.raises(FileNotFoundError, match=r"no\.gguf"):
         find.model("no.gguf")
+    with pytest.raises(FileNotFoundError, match=r"with config\.json or a GGUF file"):
+        find.model(str(tmp_path))
 
 
 def test_an_unknown_family_is_refused_before_it_is_downloaded(tmp_path):
@@ -578,18 +595,17 @@ def test_an_unknown_family_is_refused_before_it_is_downloaded(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quantize", ["file", "no"])
-def test_a_file_is_tuned_from_the_command_line(quantize, tmp_path, capsys):
+def test_a_file_is_tuned_from_the_command_line(tmp_path, capsys):
     rows = ["sentence\tlabel", *("a good day.\t1", "a bad day.\t0") * 4]
     for name in ("train.tsv", "dev.tsv"):
         (tmp_path / name).write_text("\n".join(rows) + "\n", encoding="utf-8")
     options = {
         "--model": path("llama"),
         "--data": tmp_path,
-        "--task": "sst2",
         "--output": tmp_path / "run",
-        "--quantize": quantize,
+        "--quantize": "file",
         "--steps": 2,
+        "--learning-rate": 1e-3,
         "--batch-size": 2,
         "--lora-rank": 2,
         "--lora-targets": "v_proj",
@@ -602,7 +618,7 @@ def test_a_file_is_tuned_from_the_command_line(quantize, tmp_path, capsys):
     arguments = [str(part) for pair in options.items() for part in pair]
     tiny.command("tune", *arguments, "--no-first-evaluation")
     out = capsys.readouterr().out
-    assert "train.tsv: 6 examples; dev.tsv: 4; at most" in out
+    assert "train 6 of 8, dev 4 of 8 examples; at most" in out
     assert "0.1 million parameters, 2 layers" in out
     assert "Accuracy on dev: tuned" in out and "untuned" not in out
     assert "The adapters for llama.cpp are in" in out
@@ -610,116 +626,3 @@ def test_a_file_is_tuned_from_the_command_line(quantize, tmp_path, capsys):
         tensor.name for tensor in gguf.GGUFReader(tmp_path / "adapters.gguf").tensors
     ]
     assert names == [f"blk.1.attn_v.weight.lora_{part}" for part in "ab"]
-
-
-# --- With llama.cpp ---------------------------------------------------------------
-
-
-def in_float32(name, to):
-    """The file without quantization, since llama.cpp rounds inputs of products then."""
-    read = gguf.GGUFReader(path(name))
-    writer = gguf.GGUFWriter(to, name)
-    for key, field in read.fields.items():
-        if not key.startswith("GGUF.") and key != "general.architecture":
-            kind, *inner = field.types
-            writer.add_key_value(key, field.contents(), kind, *inner[-1:])
-    for tensor in read.tensors:
-        values = gguf.dequantize(tensor.data, tensor.tensor_type)
-        writer.add_tensor(tensor.name, values.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return to
-
-
-def likeliest(file, text, *adapters):
-    """Log-probabilities of five tokens that may follow, by llama.cpp."""
-    llama = pytest.importorskip("xllamacpp")
-    params = llama.CommonParams()
-    params.model.path, params.n_ctx = str(file), 64
-    params.cpuparams.n_threads, params.warmup = 1, False
-    params.lora_adapters = [llama.CommonAdapterLoraInfo(str(a), 1.0) for a in adapters]
-    answers = []
-
-    def keep(answer):
-        answers.append(answer)
-        return False
-
-    request = {"prompt": text, "max_tokens": 1, "logprobs": 5, "temperature": 0}
-    llama.Server(params).handle_completions(request, keep)
-    (choice,) = answers[0]["choices"]
-    top = choice["logprobs"]["content"][0]["top_logprobs"]
-    return {token["id"]: token["logprob"] for token in top}
-
-
-# Of the tiny Gemma 3, llama.cpp scales attention by the width of a head, and
-# transformers by 256. This is the width in all published models.
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "qwen2"])
-def test_llama_cpp_loads_what_is_written(name, tmp_path):
-    file, adapters = tmp_path / "model.gguf", tmp_path / "adapters.gguf"
-    in_float32(name, file)
-    base, adapted = weights.load(file, dtype=jnp.float32), tuned(name)
-    gguf_adapter.save(adapted, adapters)
-    text, expected = "a good day", []
-    tokens = np.array([tokenizers.load(file).encode(text).ids], np.int32)
-    for model, found in (
-        (base, likeliest(file, text)),
-        (adapted, likeliest(file, text, adapters)),
-    ):
-        logits = np.float64(tiny.logits(model, tokens)[0, -1])
-        expected.append(logits - np.log(np.exp(logits).sum()))
-        for i, logprob in found.items():
-            # Its keys and values are float16.
-            assert logprob == pytest.approx(expected[-1][i], abs=0.02)
-    assert np.abs(expected[1] - expected[0]).max() > 0.2
-
-
-def add_vocabulary(writer):
-    """29 tokens, without which llama.cpp loads no model."""
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([f"t{i}" for i in range(29)])
-    writer.add_token_types([3, 3, *[1] * 27])
-    writer.add_token_merges(["t 1"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-
-
-def next_of(file, tokens):
-    """Log-probabilities of all tokens that may follow some, by llama.cpp."""
-    llama = pytest.importorskip("xllamacpp")
-    params = llama.CommonParams()
-    params.model.path, params.n_ctx, params.warmup = str(file), 64, False
-    params.cpuparams.n_threads = 1
-    server = llama.Server(params)
-    prompt = {"prompt": tokens, "n_predict": 1, "n_probs": 29, "temperature": 0}
-    request = urllib.request.Request(
-        f"{server.listening_address}/completion",
-        json.dumps(prompt).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request) as answer:
-        (choice,) = json.load(answer)["completion_probabilities"]
-    return {token["id"]: token["logprob"] for token in choice["top_logprobs"]}
-
-
-# Five tokens, because llama.cpp has no window for Phi-3. Mistral has none there either,
-# and the attention of the tiny Gemmas is scaled otherwise.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["granite", "llama", "llama_tied_scaled", "olmo2", "phi3", "qwen3", "smollm3"],
-)
-def test_llama_cpp_computes_the_same(name, tmp_path):
-    file = converted(name, tmp_path / "model.gguf", add_vocabulary)
-    tokens = [5, 17, 28, 9, 3]
-    found = next_of(file, tokens)
-    model = weights.load(file, dtype=jnp.float32)
-    logits = np.float64(tiny.logits(model, np.array([tokens], np.int32))[0, -1])
-    expected = logits - np.log(np.exp(logits).sum())
-    difference = max(abs(value - expected[i]) for i, value in found.items())
-    print(f"{name}: {difference:.1g}")
-    assert len(found) == 29
-    assert difference < 0.005 * np.ptp(expected)  # Its keys and values are float16.

@@ -3,32 +3,43 @@
 import functools
 import json
 import math
+import pathlib
 import shutil
 import struct
 
-import jax
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, models
 
-from radazo_llm.formats import tokenizers, weights
-from radazo_llm.models import generate
-from radazo_llm.tune import data
-from research.readers import targets
+from radazo_llm.examples import tokens
+from radazo_llm.formats import adapters, chat_template, config, tokenizers
+from radazo_llm.formats import load as loading
 
-from ..refusals import DEEP_OBJECT, refused, takes_no_memory
+from ..refusals import DEEP, DEEP_OBJECT, refused, takes_no_memory
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
+OPT = GOLDEN / "opt" / "norm_before"
+DECODER = GOLDEN / "decoders" / "gemma3_text"
+ADAPTERS = GOLDEN / "peft" / "lora"
+
+
+def chat(folder):
+    """Reads of a model's folder what a chat needs."""
+    chat_template.ends(folder, Tokenizer(models.BPE()))
+    return chat_template.conversation(folder)([[{"role": "user", "content": "a"}]])
 
 
 @pytest.fixture
 def model(tmp_path):
     folder = tmp_path / "model"
-    shutil.copytree(targets.OPT, folder)
+    shutil.copytree(OPT, folder)
     return folder
 
 
 @pytest.fixture
 def decoder(tmp_path):
     folder = tmp_path / "decoder"
-    shutil.copytree(targets.DECODER, folder)
+    shutil.copytree(DECODER, folder)
     return folder
 
 
@@ -42,7 +53,7 @@ def with_entries(folder, change, name="config.json"):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"num_hidden_layers": 10**9}, "config.json says 1000000000 layers"),
+        ({"num_hidden_layers": 10**9}, "its configuration says 1000000000 layers"),
         ({"num_hidden_layers": 10**18}, "num_hidden_layers must be .* below 2"),
         ({"vocab_size": 10**9}, r"embed_tokens.weight must be of shape \(1000000000, "),
         ({"vocab_size": 10**12}, "vocab_size must be a positive integer below 2"),
@@ -52,8 +63,8 @@ def with_entries(folder, change, name="config.json"):
     ids=str,
 )
 def test_sizes_that_no_file_has_take_no_memory(change, match, model):
-    weights.read_config(targets.OPT)
-    takes_no_memory(weights.load, with_entries(model, change), match=match)
+    config.read(OPT)
+    takes_no_memory(loading.load, with_entries(model, change), match=match)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +74,7 @@ def test_sizes_that_no_file_has_take_no_memory(change, match, model):
         ({"num_hidden_layers": 10**18}, "num_hidden_layers must be .* below 2"),
         (
             {"num_hidden_layers": 40, "layer_types": None},
-            "config.json says 40 layers",
+            "its configuration says 40 layers",
         ),
         ({"vocab_size": 10**9}, r"embed_tokens.weight must be of shape \(1000000000, "),
         ({"intermediate_size": 2**31 - 1}, "_proj.weight must be of .*2147483647"),
@@ -72,8 +83,8 @@ def test_sizes_that_no_file_has_take_no_memory(change, match, model):
     ids=str,
 )
 def test_sizes_that_no_decoder_has_take_no_memory(change, match, decoder):
-    weights.read_config(targets.DECODER)
-    takes_no_memory(weights.load, with_entries(decoder, change), match=match)
+    config.read(DECODER)
+    takes_no_memory(loading.load, with_entries(decoder, change), match=match)
 
 
 @pytest.mark.parametrize(
@@ -107,26 +118,26 @@ def test_sizes_that_no_decoder_has_take_no_memory(change, match, decoder):
     ids=lambda change: str(change)[:60],
 )
 def test_entries_that_no_decoder_has_are_refused(change, decoder):
-    weights.read_config(decoder)
+    config.read(decoder)
     match = f"config.json: .*({'|'.join(change)}|_attention|rope_type|hidden_act) must"
-    refused(weights.read_config, with_entries(decoder, change), match=match)
+    refused(config.read, with_entries(decoder, change), match=match)
 
 
 def test_ranks_that_no_adapters_have_take_no_memory(tmp_path):
-    model = weights.load(targets.OPT)
-    shutil.copytree(targets.ADAPTERS, tmp_path / "lora")
+    model = loading.load(OPT)
+    shutil.copytree(ADAPTERS, tmp_path / "lora")
     folder = with_entries(tmp_path / "lora", {"r": 2**31 - 1}, "adapter_config.json")
-    match = r"lora_A.weight must be of shape \(2147483647, 32\)"
-    takes_no_memory(weights.load_adapters, model, folder, match=match)
-    weights.load_adapters(model, targets.ADAPTERS)  # It is as it was.
+    match = "r must be from 1 to 32, the width of q_proj; got 2147483647"
+    takes_no_memory(adapters.load, model, folder, match=match)
+    adapters.load(model, ADAPTERS)  # It is as it was.
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
 def test_adapters_that_are_links_are_refused(name, tmp_path):
-    folder = shutil.copytree(targets.ADAPTERS, tmp_path / "lora")
+    folder = shutil.copytree(ADAPTERS, tmp_path / "lora")
     shutil.move(folder / name, tmp_path)
     (folder / name).symlink_to(tmp_path / name)
-    read = functools.partial(weights.load_adapters, weights.load(targets.OPT))
+    read = functools.partial(adapters.load, loading.load(OPT))
     refused(read, folder, match=f"{name} must not be a link to another folder; got")
 
 
@@ -160,7 +171,7 @@ SAFETENSORS = {
 @pytest.mark.parametrize("content", SAFETENSORS.values(), ids=SAFETENSORS)
 def test_headers_that_lie_are_refused(content, model):
     (model / "model.safetensors").write_bytes(content)
-    refused(weights.load, model, match="must be a complete safetensors file")
+    refused(loading.load, model, match="must be a complete safetensors file")
 
 
 def test_an_index_of_shards_points_nowhere(model, tmp_path):
@@ -173,7 +184,7 @@ def test_an_index_of_shards_points_nowhere(model, tmp_path):
         path = model / "model.safetensors.index.json"
         path.write_text(json.dumps(index), "utf-8")
         with pytest.raises(FileNotFoundError, match="must have model"):
-            weights.load(model)
+            loading.load(model)
 
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
@@ -186,7 +197,7 @@ def test_links_to_another_folder_are_refused(name, relative, model, tmp_path):
     outside = tmp_path / "outside"
     shutil.move(model / name, outside)
     (model / name).symlink_to("../outside" if relative else outside)
-    read = tokenizers.load if name == "tokenizer.json" else weights.load
+    read = tokenizers.load if name == "tokenizer.json" else loading.load
     refused(read, model, match=f"{name} must not be a link to another folder; got")
 
 
@@ -199,7 +210,7 @@ def test_hugging_faces_cache_is_read(model, tmp_path):
     for i, name in enumerate(("config.json", "model.safetensors")):
         shutil.move(model / name, cache / "blobs" / f"{i}")
         (folder / name).symlink_to(f"../../blobs/{i}")
-    assert weights.load(folder).config == weights.load(targets.OPT).config
+    assert loading.load(folder).config == loading.load(OPT).config
 
 
 def test_a_tokenizer_of_another_model_is_refused(model, tmp_path):
@@ -207,17 +218,36 @@ def test_a_tokenizer_of_another_model_is_refused(model, tmp_path):
     vocab = {"</s>": 0, "<pad>": 1, "a": 4294967295}
     (model / "vocab.json").write_text(json.dumps(vocab), "utf-8")
     (model / "merges.txt").write_text("#version: 0.2\n", "utf-8")
-    targets.write_sst2(tmp_path)
-    task = data.TASKS["sst2"]
-    refused(data.read, task, tmp_path, model, match="ids below .*; got 4294967295")
+    examples = [tokens.Example("a", ("a", "a"), 0)]
+    read = functools.partial(tokens.encode, max_length=8, vocab_size=99)
+    tokenizer = tokenizers.load(model)
+    refused(read, tokenizer, examples, match="ids below .*; got 4294967295")
 
 
-def test_tokens_of_another_model_are_refused():
-    """A prompt's, though no example has them."""
-    model = weights.load(targets.OPT)
-    size = model.config.vocab_size
-    told = generate.generate(model, [size - 1, size], key=jax.random.key(0))
-    refused(next, told, match=f"ids below the model's vocab_size .*; got {size}")
+def test_weights_that_are_no_numbers_are_refused(model):
+    tensors = load_file(model / "model.safetensors")
+    name = "model.decoder.layers.1.fc1.weight"
+    tensors[name][3, 4] = math.nan
+    save_file(tensors, model / "model.safetensors")
+    refused(loading.load, model, match=f"tensor {name} must be finite; got NaN")
+
+
+def test_a_part_of_a_rotation_is_refused(decoder):
+    change = {"partial_rotary_factor": 0.5}
+    match = "config.json: partial_rotary_factor must be 1, .*; got 0.5"
+    refused(config.read, with_entries(decoder, change), match=match)
+
+
+@pytest.mark.parametrize("content", [DEEP, DEEP_OBJECT], ids=["lists", "objects"])
+def test_deep_json_is_refused(content, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    refused(config.read, tmp_path, match="must be a JSON object: maximum recursion")
+    for name in ("tokenizer.json", "vocab.json"):
+        (tmp_path / "merges.txt").touch()
+        path.rename(tmp_path / name)
+        refused(tokenizers.load, tmp_path, match="merges.txt, that can be read")
+        (tmp_path / name).rename(path)
 
 
 CHATS = {
@@ -235,9 +265,9 @@ def test_what_a_chat_reads_is_refused_in_one_line(name, tmp_path):
     values, match = CHATS[name]
     path = tmp_path / name
     path.write_text(json.dumps(values), "utf-8")
-    refused(targets.chat, tmp_path, match=match)
+    refused(chat, tmp_path, match=match)
     path.write_bytes(DEEP_OBJECT)
-    refused(targets.chat, tmp_path, match="must be a JSON object: maximum recursion")
+    refused(chat, tmp_path, match="must be a JSON object: maximum recursion")
     outside = path.rename(tmp_path.parent / f"{tmp_path.name}.json")
     path.symlink_to(outside)
-    refused(targets.chat, tmp_path, match="must not be a link to another folder; got")
+    refused(chat, tmp_path, match="must not be a link to another folder; got")

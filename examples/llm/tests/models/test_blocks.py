@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from radazo_llm.formats import gguf_model, weights
+from radazo_llm.formats import gguf_model, stored
+from radazo_llm.formats import load as loading
 from radazo_llm.models import blocks, lora, quantization
-from research import block_files
 
 from .. import tables, tiny
 
@@ -24,17 +24,64 @@ KINDS = {
 }
 
 
+LAYERS, HEADS = 2, 4
+# Places of the float16 scales in a block.
+SCALES = {"Q6_K": (208,)}
+
+
+def shapes():
+    """The shapes of a Llama of two layers, whose matrices are square."""
+    found = {"token_embd": (VOCABULARY, WIDTH), "output_norm": (WIDTH,)}
+    for i in range(LAYERS):
+        parts = [f"attn_{part}" for part in ("q", "k", "v", "output")]
+        for part in (*parts, *(f"ffn_{part}" for part in ("gate", "up", "down"))):
+            found[f"blk.{i}.{part}"] = WIDTH, WIDTH
+        found |= {f"blk.{i}.{part}_norm": (WIDTH,) for part in ("attn", "ffn")}
+    return found
+
+
+def random_blocks(kind, shape, rng):
+    """Rows of blocks with any integers, and values of about 0.02."""
+    layout = blocks.LAYOUTS[kind]
+    count = shape[0], shape[1] // layout.values, layout.num_bytes
+    found = rng.integers(0, 256, count, dtype=np.uint8)
+    for start in SCALES.get(kind, (0, 2)):
+        scale = np.full((*count[:2], 1), 2e-5, np.float16)
+        found[..., start : start + 2] = scale.view(np.uint8)
+    return found.reshape(shape[0], -1)
+
+
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("k") / "k.gguf"
-    block_files.write(path, KINDS, WIDTH, VOCABULARY)
+    gguf = pytest.importorskip("gguf")
+    path, rng = tmp_path_factory.mktemp("k") / "k.gguf", np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(64)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(WIDTH)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    for name, shape in shapes().items():
+        if "norm" in name:
+            writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
+            continue
+        kind = next(kind for part, kind in KINDS.items() if part in name)
+        number = gguf.GGMLQuantizationType[kind]
+        data = random_blocks(kind, shape, rng)
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     return path
 
 
 @pytest.fixture(scope="module")
 def models(file):
-    kept = weights.load(file, dtype=jnp.float32, keep_blocks=True)
-    return kept, weights.load(file, dtype=jnp.float32)
+    kept = loading.load(file, dtype=jnp.float32, keep_blocks=True)
+    return kept, loading.load(file, dtype=jnp.float32)
 
 
 def num_bytes(model):
@@ -74,7 +121,7 @@ def test_products_in_pieces_are_those_of_the_matrix(models, monkeypatch):
 
 @pytest.mark.slow
 def test_scales_that_are_tuned_are_those_of_the_blocks(file, models):
-    kept = weights.load(file, dtype=jnp.float32, keep_blocks=True)
+    kept = loading.load(file, dtype=jnp.float32, keep_blocks=True)
     quantization.widen_scales(kept)
     scales = nnx.state(kept, lora.FILTERS["scales"])
     shapes = [leaf.shape for leaf in jax.tree.leaves(scales)]
@@ -90,18 +137,18 @@ def test_scales_that_are_tuned_are_those_of_the_blocks(file, models):
 
 @pytest.mark.parametrize("keep_blocks", [False, True])
 def test_loading_takes_a_part_of_a_tensor_more(keep_blocks, file, monkeypatch):
-    monkeypatch.setattr(weights, "_PART", 1 << 14)
+    monkeypatch.setattr(stored, "_PART", 1 << 14)
     gguf_model.read(file)
     tracemalloc.start()
-    model = weights.load(file, dtype=jnp.float32, keep_blocks=keep_blocks)
+    model = loading.load(file, dtype=jnp.float32, keep_blocks=keep_blocks)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < num_bytes(model) + (1 << 21)
 
 
 def test_a_part_of_a_row_is_not_read():
-    parts = list(weights._parts(5, 3 << 21))
+    parts = list(stored.parts(5, 3 << 21))
     assert parts == [slice(i, i + 1) for i in range(5)]
-    assert list(weights._parts(0, 4)) == []
-    rows = functools.partial(weights._parts, 10)
+    assert list(stored.parts(0, 4)) == []
+    rows = functools.partial(stored.parts, 10)
     assert [part.stop for part in rows(1 << 20)] == [4, 8, 10]

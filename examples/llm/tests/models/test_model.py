@@ -1,7 +1,6 @@
 """The OPT decoder, by what transformers computed, and what is tuned of it."""
 
 import json
-import math
 import pathlib
 
 import jax
@@ -12,7 +11,7 @@ from flax import nnx
 from jax.extend import core
 
 import radazo_jax as zo
-from radazo_llm.formats import weights
+from radazo_llm.formats import load as loading
 from radazo_llm.models import lora
 from radazo_llm.models import opt as model
 
@@ -33,14 +32,14 @@ def golden(name):
 @pytest.mark.parametrize("name", ["norm_before", "norm_before_sharded"])
 def test_logits_are_those_of_transformers(name):
     expected = golden(name)
-    opt = weights.load(GOLDEN / name, dtype=jnp.float32)
+    opt = loading.load(GOLDEN / name, dtype=jnp.float32)
     found = logits(opt, expected["tokens"])
     np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=1e-4)
 
 
 def test_logits_in_bfloat16():
     expected = golden("norm_before")
-    found = logits(weights.load(GOLDEN / "norm_before"), expected["tokens"])
+    found = logits(loading.load(GOLDEN / "norm_before"), expected["tokens"])
     assert found.dtype == jnp.float32
     # Eight bits, through a dozen roundings of values of the size of the logits.
     np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=12 * 2**-8 * 2)
@@ -62,18 +61,6 @@ def test_logits_only_where_they_are_needed():
     )
 
 
-@pytest.mark.slow
-def test_gradients_with_layers_computed_anew_are_the_same():
-    def gradient(opt):
-        graphdef, params = nnx.split(opt)
-        return jax.grad(lambda p: jnp.sum(nnx.merge(graphdef, p)(TOKENS) ** 2))(params)
-
-    kept, anew = gradient(tiny.model()), gradient(tiny.model(remat=True))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), kept, anew
-    )
-
-
 def test_more_tokens_than_positions():
     opt = tiny.model()
     with pytest.raises(ValueError, match=r"at most 32 .*max_position_embeddings.*33"):
@@ -86,32 +73,6 @@ def test_more_tokens_than_positions():
 
 
 # --- Sizes ------------------------------------------------------------------------
-
-
-# As transformers counts the parameters of the published models.
-PUBLISHED = {
-    "facebook/opt-125m": 125_239_296,
-    "facebook/opt-1.3b": 1_315_758_080,
-    "facebook/opt-2.7b": 2_651_596_800,
-    "facebook/opt-6.7b": 6_658_473_984,
-    "facebook/opt-13b": 12_853_473_280,
-    "facebook/opt-30b": 29_974_540_288,
-}
-
-
-@pytest.mark.parametrize("name", model.CONFIGS)
-def test_number_of_parameters(name):
-    config = model.CONFIGS[name]
-    opt = nnx.eval_shape(lambda: model.OPT(config, rngs=nnx.Rngs(0)))
-    leaves = jax.tree.leaves(nnx.state(opt))
-    assert sum(math.prod(leaf.shape) for leaf in leaves) == PUBLISHED[name]
-    assert all(leaf.dtype == jnp.bfloat16 for leaf in leaves)
-
-
-@pytest.mark.parametrize("config", model.CONFIGS.values(), ids=list(model.CONFIGS))
-def test_a_configuration_survives_json(config):
-    values = json.loads(json.dumps(config.to_dict()))
-    assert model.Config.from_dict(values) == config
 
 
 def test_what_a_configuration_leaves_out_is_the_default():
@@ -155,7 +116,7 @@ def test_bad_configurations(name, tmp_path):
         model.Config.from_dict(good | change)
     (tmp_path / "config.json").write_text(json.dumps(good | change), "utf-8")
     with pytest.raises(ValueError, match=f"config.json: .*{message}") as error:
-        weights.load(tmp_path)
+        loading.load(tmp_path)
     assert "\n" not in str(error.value)
 
 
@@ -202,11 +163,14 @@ def test_a_prompt_of_tokens_is_those_tokens():
 
 def test_bad_adapters():
     opt = tiny.model()
-    with pytest.raises(ValueError, match="rank must be positive; got 0"):
-        lora.add_lora(opt, rank=0, rngs=nnx.Rngs(0))
+    for rank in (0, 17):
+        with pytest.raises(
+            ValueError, match=f"--lora-rank must be from 1 .*; got {rank}"
+        ):
+            lora.add_lora(opt, rank=rank, rngs=nnx.Rngs(0))
     for length in (0, 32):
         with pytest.raises(
-            ValueError, match=f"length must be from 1 to 31; got {length}"
+            ValueError, match=f"--prompt-length must be from 1 to 31; got {length}"
         ):
             lora.add_prompt(opt, length=length, rngs=nnx.Rngs(0))
     lora.add_lora(opt, rank=2, rngs=nnx.Rngs(0))

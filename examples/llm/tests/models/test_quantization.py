@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from radazo_llm.formats import weights
+from radazo_llm.formats import adapters
+from radazo_llm.formats import save as saving
 from radazo_llm.models import lora, quantization
 from radazo_llm.models.decoder import Config
-from radazo_llm.tune import train
+from radazo_llm.settings import Settings
+from radazo_llm.tune.job import parts_of
 
 from .. import tiny
 from ..models.test_decoder import entries, loaded
@@ -87,15 +89,10 @@ def test_matrices_are_rounded_in_groups_of_inputs(qtype):
 
 @pytest.mark.parametrize("tune", [slow("lora"), "scales"])
 def test_scales_are_float32_only_where_they_are_tuned(tune):
-    settings = train.Settings(tune=tune, quantize="int4")
-    config = Config.from_dict(entries("llama"))
-
-    def start():
-        return train.start(settings, config.build(rngs=nnx.Rngs(0)))
-
+    settings = Settings(tune=tune, quantize="int4", lora_rank=2)
     with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
-        job, state = jax.eval_shape(start)
-    both = nnx.merge_state(job.rest, state.params)
+        _, params, rest = parts_of(settings, loaded("llama", jnp.bfloat16))
+    both = nnx.merge_state(rest, params)
     scales = jax.tree.leaves(nnx.filter_state(both, quantization.QuantizationScale))
     expected = {"lora": jnp.bfloat16, "scales": jnp.float32}[tune]
     assert [scale.dtype for scale in scales] == [expected] * 8
@@ -103,48 +100,30 @@ def test_scales_are_float32_only_where_they_are_tuned(tune):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tune", ["lora", "scales"])
-def test_a_run_tunes_what_it_says_and_goes_down(tune):
-    settings = train.Settings(
+def test_a_run_tunes_what_it_says_and_goes_down(tune, tmp_path):
+    settings = Settings(
         tune=tune,
         quantize="int4",
         distribution="low_rank",
         num_directions=4,
         learning_rate={"lora": 0.05, "scales": 0.002}[tune],
         lora_rank=2,
+        batch_size=8,
+        num_steps=30,
+        eval_every=30,
     )
-    job, state = train.start(settings, loaded("qwen3"))
-    kinds = {type(leaf) for leaf in jax.tree.leaves(state.params, is_leaf=_is_variable)}
-    wanted = {"lora": nnx.LoRAParam, "scales": quantization.QuantizationScale}[tune]
-    assert kinds == {wanted}
-    before = [np.asarray(leaf) for leaf in jax.tree.leaves(job.rest)]
-    batch, losses = tiny.examples(8, 1), []
-    for _ in range(30):
-        state, loss = tiny.train_step(job, state, batch)
-        losses.append(float(loss))
-    assert losses[-1] < losses[0] - 0.1
-    for a, b in zip(before, jax.tree.leaves(job.rest), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def _is_variable(leaf):
-    return isinstance(leaf, nnx.Variable)
-
-
-@pytest.mark.parametrize(
-    "values", [{"tune": "full", "quantize": "int4"}, {"tune": "scales"}]
-)
-def test_bad_settings(values):
-    with pytest.raises(
-        ValueError, match="tune must not be full with quantize, and not"
-    ):
-        train.Settings(**values)
+    folder = tiny.GOLDEN / "decoders" / "qwen3"
+    batch = tiny.examples(8, 1)
+    first, last = tiny.run(folder, tmp_path, settings, (batch, batch))
+    assert last["dev_loss"] < first["dev_loss"] - 0.1
+    assert (tmp_path / "adapters").exists() == (tune == "lora")
 
 
 def test_a_quantized_model_has_no_place_in_a_checkpoint(tmp_path):
     model = loaded("llama")
     quantization.quantize(model, "int8")
     with pytest.raises(ValueError, match="model must have no adapters"):
-        weights.save(model, tmp_path / "out")
+        saving.save(model, tmp_path / "out")
     lora.add_lora(model, rank=2, rngs=nnx.Rngs(0))
-    weights.save_adapters(model, tmp_path / "adapters", base="llama")
+    adapters.save(model, tmp_path / "adapters", base="llama")
     assert (tmp_path / "adapters" / "adapter_config.json").is_file()

@@ -3,25 +3,15 @@
 import dataclasses
 import itertools
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from sklearn.feature_extraction.text import CountVectorizer
-from sklearn.linear_model import LogisticRegression
 from tokenizers import Tokenizer
 
-from radazo_llm.formats import tokenizers, weights
-from radazo_llm.tune import data
+from radazo_llm.formats import load as loading
+from radazo_llm.formats import tokenizers
 from research import corpus, pretrain
-
-ROOT = Path(__file__).parents[2]
-
 
 # --- Tokenizers -------------------------------------------------------------------
 
@@ -114,36 +104,16 @@ def test_the_trained_tokenizer_has_opts_ids(tokenizer):
 
 
 def rows(split):
-    return data.sst2_rows(corpus.SENTIMENT / f"{split}.tsv")
+    lines = (corpus.SENTIMENT / f"{split}.tsv").read_text("utf-8").splitlines()[1:]
+    return [tuple(line.split("\t")) for line in lines]
 
 
 @pytest.mark.parametrize(("split", "size"), [("train", 320), ("dev", 80)])
 def test_the_sentiment_set_is_balanced(split, size):
-    labels = [label for _, label in rows(split)]
+    labels = [int(label) for _, label in rows(split)]
     assert (len(labels), sum(labels)) == (size, size // 2)
     # They are not sorted.
     assert 0 < sum(labels[: size // 4]) < size // 4
-
-
-def test_the_sentiment_set_repeats_nothing():
-    plain = [
-        " ".join(re.findall(r"\w+", sentence.lower()))
-        for split in ("train", "dev")
-        for sentence, _ in rows(split)
-    ]
-    assert len(set(plain)) == len(plain) == 400
-    assert all(3 <= len(s) <= 100 and s.isascii() for s in plain if s != "simply awful")
-
-
-def test_the_sentiment_set_can_be_learned():
-    """Counting words is neither trivial nor hopeless, with the figure of its README."""
-    counts = CountVectorizer(token_pattern="[a-z']+")
-    (train, train_labels), (dev, dev_labels) = (
-        zip(*rows(split), strict=True) for split in ("train", "dev")
-    )
-    model = LogisticRegression().fit(counts.fit_transform(train), train_labels)
-    accuracy = model.score(counts.transform(dev), dev_labels)
-    assert f"{accuracy:.0%}" in (corpus.SENTIMENT / "README.md").read_text()
 
 
 # --- The text ---------------------------------------------------------------------
@@ -170,91 +140,6 @@ def test_the_text_is_prose_and_reads_no_label():
     assert corpus.train_tokenizer(lines).to_str() == tokenizer.to_str()
 
 
-def test_without_sources_the_reviews_remain(monkeypatch, tmp_path):
-    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda _: str(tmp_path))
-    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)  # Fails to import.
-    assert set(corpus.text()) == set(corpus.reviews())
-
-
-def test_docstrings_and_comments_are_read_and_code_is_not(monkeypatch, tmp_path):
-    source = '''"""One line of prose that the module has.
-
-    >>> this = "is a doctest", 'and is left out' == "of" + "the" + "text"
-    """
-raise RuntimeError("the sources are never run")
-def function():
-    # Comments of several lines
-    # are joined to one paragraph.
-    "A docstring with \\d, an old escape, is read."
-    #
-    # Too short.
-'''
-    (tmp_path / "test").mkdir()
-    for name, content in {
-        "module.py": source,
-        "broken.py": "# A comment in what is not Python at all.\n(",
-        "test/case.py": '"""Tests of the library are left out."""',
-        "LICENSE.txt": "You may use this text as you\nplease, always.",
-    }.items():
-        (tmp_path / name).write_text(content, encoding="utf-8")
-    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda _: str(tmp_path))
-    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    reviews = set(corpus.reviews())
-    assert [line for line in corpus.text() if line not in reviews] == [
-        "You may use this text as you please, always.",
-        "One line of prose that the module has.",
-        "A docstring with \\d, an old escape, is read.",
-        "Comments of several lines are joined to one paragraph.",
-    ]
-
-
-def test_the_stream_is_all_lines_each_after_bos(tokenizer):
-    lines = corpus.reviews()[:50]
-    stream = corpus.token_stream(tokenizer, lines)
-    assert stream.dtype == np.int32
-    starts = np.flatnonzero(stream == 2)
-    assert [tokenizer.decode(part) for part in np.split(stream, starts)[1:]] == lines
-
-
-def test_windows_are_pieces_of_the_stream():
-    stream = np.arange(100, 130, dtype=np.int32)
-    seen = set()
-    for step in range(50):
-        batch = corpus.windows(stream, 3, step, batch_size=4, length=8)
-        assert batch.shape == (4, 8) and batch.dtype == np.int32
-        np.testing.assert_array_equal(np.diff(batch), 1)
-        np.testing.assert_array_equal(batch, corpus.windows(stream, 3, step, 4, 8))
-        seen.update(batch[:, 0].tolist())
-    assert seen == set(range(100, 123))  # The first and the last places too.
-    other = corpus.windows(stream, 4, 0, 4, 8)
-    assert (other != corpus.windows(stream, 3, 0, 4, 8)).any()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_fork_brings_no_warning():
-    program = (
-        "import os\n"
-        "from research import corpus\n"
-        "lines = corpus.reviews()\n"
-        "tokenizer = corpus.train_tokenizer(lines, 300)\n"
-        "corpus.token_stream(tokenizer, lines)\n"
-        "child = os.fork()\n"
-        "corpus.token_stream(tokenizer, lines)\n"
-        "if child: os.waitpid(child, 0)\n"
-    )
-    environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.slow
 def test_pretraining_is_done_once(tmp_path, monkeypatch):
     calls = []
@@ -270,6 +155,6 @@ def test_pretraining_is_done_once(tmp_path, monkeypatch):
     for _ in range(2):
         folder = pretrain.pretrained(tmp_path, settings)
     assert len(calls) == 1
-    assert weights.load(folder, dtype=jnp.float32).config == settings.config()
+    assert loading.load(folder, dtype=jnp.float32).config == settings.config()
     pretrain.pretrained(tmp_path, dataclasses.replace(settings, num_steps=4))
     assert len(calls) == 2

@@ -13,11 +13,16 @@ from research.common import RECORDS, read
 DOCS = RECORDS.parents[3] / "docs"
 PAGES = [RECORDS / "README.md"]
 PAGES += [DOCS / "guides" / f"{name}.md" for name in ("language_models", "rewards")]
-FILES = sorted(RECORDS.glob("*.json"))
+# Of scripts at revision f58da5e that are no longer here; pages of the project
+# `examples/research` have their tables.
+EARLIER = {"damage", "decoding", "decoding_gpu", "decoding_tpu", "faults_llm"}
+EARLIER |= {"llm_memory", "readers"}
+FILES = [path for path in sorted(RECORDS.glob("*.json")) if path.stem not in EARLIER]
 
 
 def test_there_are_records():
-    assert len(FILES) == 16
+    assert len(FILES) == 6
+    assert all((RECORDS / f"{name}.json").is_file() for name in EARLIER)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -25,10 +30,7 @@ def test_the_command_of_a_record_runs(path):
     """The script that it names takes its options, and it writes this record."""
     python, flag, module, *options = shlex.split(read(path)["command"])
     assert (python, flag) == ("python", "-m")
-    try:
-        script = importlib.import_module(f"{module}.__main__")
-    except ModuleNotFoundError:
-        script = importlib.import_module(module)
+    script = importlib.import_module(module)
     found = CliRunner().invoke(script.main, [*options, "--help"])
     assert found.exit_code == 0 and "--output" in found.output
     with click.Context(script.main) as context:

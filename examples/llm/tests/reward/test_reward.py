@@ -6,35 +6,27 @@ import shutil
 import sys
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from radazo_llm.examples import forms
-from radazo_llm.formats import tokenizers, weights
+from radazo_llm.formats import load as loading
+from radazo_llm.formats import save as saving
+from radazo_llm.formats import tokenizers
 from radazo_llm.models.decode import Replies
 from radazo_llm.models.opt import OPT
-from radazo_llm.reward import command, problems, rewards
-from radazo_llm.reward import log as reward_log
-from radazo_llm.reward import task as reward_task
-from radazo_llm.reward.settings import Settings
-from research import grpo, warm_up
+from radazo_llm.reward import command, functions, pool, problems
+from radazo_llm.reward.task import Task
+from radazo_llm.settings import Settings
+from radazo_llm.tune.job import parts_of
+from research import warm_up
 
 from .. import tiny
 
-ARGUMENTS = ["--steps", "4", "--eval-every", "2", "--eval-problems", "8"]
-ARGUMENTS += [
-    "--problems",
-    "32",
-    "--tune",
-    "lora",
-    "--lora-rank",
-    "2",
-    "--population-size",
-    "4",
-]
+ARGUMENTS = ["--steps", "4", "--eval-every", "2", "--eval-examples", "8"]
+ARGUMENTS += ["--train-examples", "32", "--lora-rank", "2", "--population-size", "4"]
 REWARDS = ["--reward", "answer=1", "--reward", "length=0.5"]
 
 
@@ -43,7 +35,7 @@ def small(tmp_path_factory):
     """A model that cannot add, with the tokenizer of one that can."""
     folder = tmp_path_factory.mktemp("small")
     warm_up.tokenizer().save(str(folder / "tokenizer.json"))
-    weights.save(tiny.model(), folder)
+    saving.save(tiny.model(), folder)
     return folder
 
 
@@ -54,7 +46,8 @@ def lines(folder):
 @pytest.mark.slow
 def test_a_run_that_was_cut_ends_as_if_it_had_not_been(small, tmp_path, capsys):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    arguments = ["reward", "--model", small, *ARGUMENTS, *REWARDS, "--output"]
+    arguments = ["reward", "--model", small, *ARGUMENTS, *REWARDS, "--resume"]
+    arguments += ["--output"]
     tiny.command(*arguments, whole)
     shutil.copytree(whole, cut)
     journal = (whole / "journal.jsonl").read_bytes().splitlines(keepends=True)
@@ -65,10 +58,10 @@ def test_a_run_that_was_cut_ends_as_if_it_had_not_been(small, tmp_path, capsys):
         tiny.command(*arguments, cut)
     for name in ("adapters/adapter_model.safetensors", "metrics.jsonl"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes()
-    assert (whole / "reward.png").stat().st_size > 1000
-    steps = [row for row in lines(whole) if "eval" not in row]
+    assert (whole / "metrics.png").stat().st_size > 1000
+    steps = [row for row in lines(whole) if "reward" in row]
     assert [row["step"] for row in steps] == [0, 1, 2, 3]
-    assert [row["step"] for row in lines(whole) if "eval" in row] == [0, 2, 4]
+    assert [r["step"] for r in lines(whole) if "dev_reward" in r] == [0, 2, 4]
     for row in steps:
         total = row["answer"] + 0.5 * row["length"]
         assert row["reward"] == pytest.approx(total, rel=1e-6)
@@ -81,22 +74,32 @@ def test_a_run_that_was_cut_ends_as_if_it_had_not_been(small, tmp_path, capsys):
     capsys.readouterr()
     with pytest.raises(SystemExit):
         tiny.command(*arguments, cut, "--seed", "1")
-    assert "has a run with other settings" in capsys.readouterr().err
+    assert "--seed must be 0, as in" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        tiny.command(*arguments, cut, "--reward", "format=1")
+    assert "--reward must be {'answer': 1.0, 'length': 0.5}" in capsys.readouterr().err
+    exports = ("--steps", 6, "--export-merged", cut / "merged")
+    tiny.command(*arguments, cut, *exports)
+    assert [row["step"] for row in lines(cut)][-1] == 6
+    assert loading.load(cut / "merged", dtype=jnp.float32).config.hidden_size == 16
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--population-size", "5"], "population_size must be even; got 5"),
-        (["--population-size", "0"], "population_size must be positive; got 0"),
-        (["--smoothing", "0"], "smoothing must be positive; got 0.0"),
-        (["--smoothing", "nan"], "smoothing must be positive; got nan"),
+        (["--population-size", "5"], "--population-size must be even; got 5"),
+        (["--population-size", "0"], "--population-size must be positive; got 0"),
+        (["--smoothing", "0"], "--smoothing must be positive and at most 1000; got 0"),
+        (
+            ["--smoothing", "nan"],
+            "--smoothing must be positive and at most 1000; got n",
+        ),
         (["--processes", "0"], "--processes"),
-        (["--b1", "1"], "b1 and b2 must be below 1"),
+        (["--b1", "1"], "--b1 must be in [0, 1); got 1"),
         (["--reward", "answer"], "--reward must be NAME=WEIGHT; got 'answer'"),
         (["--reward", "answer=nan"], "--reward must be NAME=WEIGHT"),
-        (["--reward", "none=1"], "reward must be one of answer, countdown"),
-        (["--task", "chess"], "task must be sum, or gym: and a dataset"),
+        (["--reward", "none=1"], "reward must be one of answer, format"),
+        (["--task", "chess"], "--task must be sum, or gym: and a dataset"),
         (["--tokens", "40"], "--tokens must be below the model's 32 positions"),
         (["--tokens", "26"], "prompts must have from 1 to 6 tokens"),
     ],
@@ -133,41 +136,47 @@ class Pool(NamedTuple):
     failures: list[str]
 
     def score(self, prompts, completions, columns, size):
-        return rewards.Scores(np.array(self.total), {}, self.failures)
+        return pool.Scores(np.array(self.total), {}, self.failures)
 
 
-def test_the_first_failure_is_printed_and_no_reward_at_all_ends_the_run(
-    small, tmp_path, capsys
-):
-    made = problems.make("sum", 2, 0)
-    replies = Replies(np.zeros((2, 1), np.int32), np.zeros(2, np.int32), np.ones(2))
-    given = made, np.arange(2), replies
-    tokenizer = tokenizers.load(small)
-    pool = Pool([1.0, np.nan], ["f: RuntimeError: not today"])
-    log = reward_log.Log(tmp_path, tokenizer, pool, resumed=0)
-    log.held_out(*given, 0)
-    log.step(*given)
+def task_of(small, folder, scores, **settings):
+    """A task whose scores are given, for two problems of each split."""
+    settings = Settings.of("reward", **{"num_tokens": 2, "lora_rank": 2} | settings)
+    parts = parts_of(settings, loading.load(small, dtype=jnp.float32))
+    made = {name: problems.make("sum", 2, 0) for name in ("train", "dev")}
+    folder.mkdir(exist_ok=True)
+    return Task(settings, parts, small, made, scores, folder)
+
+
+def replied(*shape):
+    empty = np.zeros(shape, np.int32)
+    return Replies(np.zeros((*shape, 2), np.int32), empty, empty > 0)
+
+
+def test_rewards_of_held_out_replies_and_failures(small, tmp_path, capsys):
+    task = task_of(small, tmp_path, Pool([np.nan] * 2, ["f: RuntimeError: no"]))
+    with pytest.raises(ValueError, match=r"got none for 2 held-out ones \(f: Runtime"):
+        task.measure(task.parts.params, 0)
     shown = capsys.readouterr().err
-    assert shown == "f: RuntimeError: not today. metrics.jsonl counts such failures.\n"
-    assert lines(tmp_path)[0]["eval"] == lines(tmp_path)[1]["reward"] == 1
-    for value in (np.nan, np.inf):
-        log.pool = Pool([value, value], ["f: RuntimeError: not today"])
-        with pytest.raises(ValueError, match=r"got none for 2 .* \(f: RuntimeError"):
-            log.held_out(*given, 1)
-    assert log.measured == {0}
+    assert shown.strip() == "f: RuntimeError: no. metrics.jsonl counts such failures."
+    task.pool = Pool([1.0, np.nan], ["f: RuntimeError: no"])
+    found = task.measure(task.parts.params, 0)
+    assert found["dev_reward"] == 1.0
+    assert not capsys.readouterr().err  # It was said.
+    task.losses(np.array([0, 1]), replied(2))
+    assert task.latest["reward"] == 1.0 and task.latest["failures"] == 1
+    assert (tmp_path / "samples.txt").read_text("utf-8").count("-> ") == 2
 
 
-def test_rewards_that_are_alike_are_told_once(small, tmp_path, capsys):
-    made, which = problems.make("sum", 2, 0), np.array([[0, 1], [0, 1]])
-    empty = np.zeros((2, 2), np.int32)
-    replies = Replies(empty[..., None], empty, empty > 0)
-    log = reward_log.Log(tmp_path, tokenizers.load(small), None, resumed=0)
+def test_equal_rewards_of_all_members_are_said_once(small, tmp_path, capsys):
+    task = task_of(small, tmp_path, None)
     # Members differ for one prompt; each prompt has equal rewards; the same again.
     for total in ([0, 1, 0, 0.5], [0, 1, 0, 1], [0, 1, 0, 1]):
-        log.pool = Pool(total, [])
-        log.step(made, which, replies)
+        task.pool = Pool(total, [])
+        found = task.losses(np.array([0, 1]), replied(2, 2))
+        np.testing.assert_array_equal(found.ravel(), -np.array(total, np.float32))
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("step 1: all members have the same rewards (mean 0.5), so")
+    assert line.startswith("All members of a step have the same rewards (mean 0.5), so")
 
 
 METRICS = """
@@ -194,11 +203,11 @@ def test_prompts_and_a_metric_of_a_user(small, sums, capsys):
     drawn = ("--eval-temperature", 1.0, "--dev-share", 0.2)
     tiny.command("reward", "--model", small, *data, *output, *drawn, *ARGUMENTS)
     shown = capsys.readouterr().out
-    assert "7 prompts to train on, 2 held out, which are answered by drawn" in shown
+    assert "train 7, dev 2 prompts; those that are held out are answered by d" in shown
     rows = lines(sums / "run")
-    assert all(metric in row for row in rows)
+    assert all(metric in row or f"dev_{metric}" in row for row in rows)
     about = json.loads((sums / "run" / "settings.json").read_text("utf-8"))
-    assert about["data"]["path"] == str(sums / "sums.jsonl")
+    assert about["notes"]["data"] == str(sums / "sums.jsonl")
 
 
 def test_rows_become_problems():
@@ -216,19 +225,14 @@ def test_rows_become_problems():
 
 
 def test_an_instruction_stands_in_front_of_each_question(small, tmp_path):
-    settings = Settings(
-        instruction="1+1=", num_problems=8, eval_problems=8, num_tokens=2
-    )
-    made = tmp_path / "run"
-    made.mkdir()
-    pool = Pool([0.0] * 8, [])
-    model = weights.load(small, dtype=jnp.float32)
-    task = reward_task.Task(settings, model, small, "sum", pool, made)
-    plain = problems.make("sum", 8, settings.seed)
-    assert [p.question for p in task.problems] == ["1+1=" + p.question for p in plain]
-    assert [p.columns for p in task.problems] == [p.columns for p in plain]
-    lengths = [len("1+1=" + p.question) + 1 for p in plain]
-    np.testing.assert_array_equal(task.prompts.lengths, lengths)
+    task = task_of(small, tmp_path, None, instruction="1+1=")
+    plain = problems.make("sum", 2, 0)
+    for name in ("train", "dev"):
+        found = task.problems[name]
+        assert [p.question for p in found] == ["1+1=" + p.question for p in plain]
+        assert [p.columns for p in found] == [p.columns for p in plain]
+        lengths = [len("1+1=" + p.question) + 1 for p in plain]
+        np.testing.assert_array_equal(task.prompts[name].lengths, lengths)
 
 
 def test_held_out_sums_are_no_others():
@@ -262,7 +266,7 @@ def test_the_gym_is_named_where_it_is_missing():
     else:
         made = problems.make("gym:chain_sum", 2, 0)
         assert {"answer", "dataset", "entry"} == set(made[0].columns)
-        with pytest.raises(ValueError, match="must name a dataset of reasoning-gym"):
+        with pytest.raises(ValueError, match="--task must name a dataset of reason"):
             problems.make("gym:no such", 2, 0)
 
 
@@ -273,11 +277,11 @@ def test_a_task_of_the_gym(tmp_path):
     source.mkdir()
     warm_up.tokenizer().save(str(source / "tokenizer.json"))
     config = dataclasses.replace(tiny.CONFIG, max_position_embeddings=256)
-    weights.save(OPT(config, dtype=jnp.float32, rngs=nnx.Rngs(0)), source)
+    saving.save(OPT(config, dtype=jnp.float32, rngs=nnx.Rngs(0)), source)
     arguments = ["reward", "--model", source, *ARGUMENTS, "--task", "gym:chain_sum"]
     both = ["--reward", "gym=1", "--reward", "length=0.5"]
     tiny.command(*arguments, *both, "--output", output)
-    rows = [row for row in lines(output) if "eval" not in row]
+    rows = [row for row in lines(output) if "reward" in row]
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     for row in rows:
         assert row["reward"] == pytest.approx(
@@ -286,21 +290,18 @@ def test_a_task_of_the_gym(tmp_path):
     # An answer that is right has the largest score.
     made = problems.make("gym:chain_sum", 3, 0)
     answers = [p.columns["answer"] for p in made]
-    scored = rewards.gym([], answers, **problems.columns(made))
+    scored = functions.gym([], answers, **problems.columns(made))
     assert scored == [1.0] * 3
-    assert max(rewards.gym([], ["none"] * 3, **problems.columns(made))) < 0.5
+    assert max(functions.gym([], ["none"] * 3, **problems.columns(made))) < 0.5
 
 
 @pytest.mark.slow
-def test_a_policy_gradient_has_the_same_files(small, tmp_path):
-    options = {"num_steps": 4, "eval_every": 2, "eval_problems": 8}
-    chosen = grpo.Settings(**options, num_problems=32, lora_rank=2, population_size=4)
-    model = weights.load(small, dtype=jnp.float32)
-    with rewards.RewardPool({"answer": 1.0}, 1) as pool:
-        task = reward_task.Task(chosen, model, small, "sum", pool, tmp_path)
-        with jax.numpy_dtype_promotion("standard"):  # Adam's, in Optax.
-            grpo.run(chosen, task, tmp_path)
-    assert [row["step"] for row in lines(tmp_path)] == [0, 0, 1, 2, 2, 3, 4]
+def test_a_measured_rate(small, tmp_path, capsys):
+    arguments = ["reward", "--model", small, *ARGUMENTS, "--learning-rate", 0]
+    tiny.command(*arguments, "--reward", "length=1", "--output", tmp_path)
+    assert "decayed to 0 over     4 steps" in capsys.readouterr().out
+    about = json.loads((tmp_path / "settings.json").read_text("utf-8"))
+    assert about["measured"] > 0
 
 
 def test_the_settings_have_options():

@@ -3,12 +3,13 @@
 import os
 import sys
 import time
-from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from radazo_llm.reward import rewards
+from radazo_llm.reward import functions
+from radazo_llm.reward.functions import Wrong
+from radazo_llm.reward.pool import RewardPool
 
 HERE = "tests.reward.test_rewards"
 
@@ -65,7 +66,7 @@ def test_functions_that_fail_in_their_processes():
         ("hangs", [np.nan, np.nan, 1, 1]),
         ("dies", [np.nan, np.nan, 1, 1]),
     ):
-        with rewards.RewardPool({f"{HERE}:{name}": 1.0}, 2, timeout=8.0) as pool:
+        with RewardPool({f"{HERE}:{name}": 1.0}, 2, timeout=8.0) as pool:
             found = pool.score(TEXTS, TEXTS, {}, 2)
             np.testing.assert_array_equal(found.total, scored, err_msg=name)
             assert len(found.failures) == 1 and name in found.failures[0]
@@ -76,26 +77,17 @@ def test_functions_that_fail_in_their_processes():
 
 @pytest.mark.slow
 def test_a_function_that_never_answers():
-    problem = "hangs gave no result in 1 s in 2 calls of 2: it hangs, or its process"
+    problem = "hangs: .*, and so in 3 calls of 3: it hangs, or its process ended"
     with (
-        rewards.RewardPool({f"{HERE}:hangs": 1.0}, 1, timeout=1.0) as pool,
+        RewardPool({f"{HERE}:hangs": 1.0}, 1, timeout=5.0) as pool,
         pytest.raises(ValueError, match=problem),
     ):
-        pool.score(["bad"] * 4, ["bad"] * 4, {}, 2)
-
-
-def test_processes_that_do_not_start(monkeypatch):
-    monkeypatch.setattr(rewards, "_START", 1e-3)
-    with (
-        rewards.RewardPool({"length": 1.0}, 1) as pool,
-        pytest.raises(ValueError, match="must start within 300 s; none did"),
-    ):
-        pool.score(TEXTS, TEXTS, {}, 2)
+        pool.score(["bad"] * 3, ["bad"] * 3, {}, 1)
 
 
 @pytest.mark.slow
 def test_weighted_sums_and_columns():
-    with rewards.RewardPool({"answer": 2.0, "format": 0.5}, 1) as pool:
+    with RewardPool({"answer": 2.0, "format": 0.5}, 1) as pool:
         completions = ["<answer>7</answer>", "7", "8", "<answer>8</answer>"]
         found = pool.score([""] * 4, completions, {"answer": ["7"] * 4}, 3)
         np.testing.assert_array_equal(found.total, [2.5, 2, 0, 0.5])
@@ -118,66 +110,21 @@ def test_weighted_sums_and_columns():
     ],
 )
 def test_functions_that_return_something_else(function, message):
-    found = rewards.checked("f", function(TEXTS, TEXTS), 4)
-    assert isinstance(found, rewards._Failed) and message in found.problem
+    found = functions.checked("f", function(TEXTS, TEXTS), 4)
+    assert isinstance(found, Wrong) and message in found.problem
 
 
 def test_no_number_is_no_reward():
-    assert np.isnan(rewards.checked("f", no_numbers(TEXTS, TEXTS), 4)).all()
-    assert rewards.checked("f", np.arange(4, dtype=np.float32), 4) == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("expression", "value"),
-    [
-        ("1 + 2 * 3", 7),
-        ("(1+2)*3", 9),
-        ("7/2", Fraction(7, 2)),
-        ("-(3 - 5)", 2),
-        ("1/3*3", 1),
-        ("0.1+0.2", Fraction(3, 10)),
-    ],
-)
-def test_arithmetic(expression, value):
-    assert rewards.arithmetic(expression)[0] == value
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "__import__('os').system('true')",
-        "2**9**9",
-        "1//2",
-        "9" * 21,
-        "(" * 150 + "1" + ")" * 150,
-        "1/0",
-        "1 if 1 else 2",
-        "f(1)",
-        "1e9",
-        "1,2",
-        "",
-        "1 +",
-        "١+1",
-    ],
-)
-def test_what_is_not_arithmetic(expression):
-    if expression.startswith("("):
-        expression = expression[:201]
-    with pytest.raises(ValueError, match="must be an arithmetic expression"):
-        rewards.arithmetic(expression)
+    assert np.isnan(functions.checked("f", no_numbers(TEXTS, TEXTS), 4)).all()
+    assert functions.checked("f", np.arange(4, dtype=np.float32), 4) == [0, 1, 2, 3]
 
 
 def test_functions():
     given = [""] * 4
     texts = ["<answer> 4 </answer>", "4.0", "x <answer>5</answer>", "<answer></answer>"]
-    assert rewards.answer(given, texts, answer=[4] * 4) == [1, 1, 0, 0]
-    assert rewards.formatted(given, texts) == [1, 0, 1, 0]
-    expressions = ["(1+2)*4", "12", "3*4", "(2+1)*4"]
-    found = rewards.countdown(
-        given, expressions, target=[12] * 4, numbers=[[4, 1, 2]] * 4
-    )
-    assert found == [1, 0, 0, 1]
-    assert rewards.brevity(given[:2], ["", "x" * 100]) == [1, 0.5]
+    assert functions.answer(given, texts, answer=[4] * 4) == [1, 1, 0, 0]
+    assert functions.formatted(given, texts) == [1, 0, 1, 0]
+    assert functions.brevity(given[:2], ["", "x" * 100]) == [1, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +132,7 @@ def test_functions():
 )
 def test_functions_that_are_not_there(name):
     with pytest.raises(ValueError, match=r"reward .*must be"):
-        rewards.RewardPool({name: 1.0})
+        RewardPool({name: 1.0})
 
 
 def test_functions_come_from_files(tmp_path, monkeypatch):
@@ -193,16 +140,16 @@ def test_functions_come_from_files(tmp_path, monkeypatch):
     path, wrong = tmp_path / "metrics.py", tmp_path / "wrong.py"
     path.write_text("def exact(prompts, completions): return [2.0]\n", "utf-8")
     wrong.write_text("1 / 0\n", "utf-8")
-    assert rewards.load(f"{path}:exact")([""], [""]) == [2.0]
+    assert functions.load(f"{path}:exact")([""], [""]) == [2.0]
     monkeypatch.chdir(tmp_path)
-    assert rewards.load("metrics.py:exact") is rewards.load(f"{path}:exact")
+    assert functions.load("metrics.py:exact") is functions.load(f"{path}:exact")
     for name, cause in (
         ("metrics.py:none", "AttributeError: "),
         ("nowhere.py:f", "FileNotFoundError: "),
         ("wrong.py:f", "ZeroDivisionError: division by zero"),
     ):
         with pytest.raises(ValueError, match=f"got '{name}' .{cause}"):
-            rewards.load(name)
+            functions.load(name)
 
 
 def test_the_functions_of_tunix_are_rewards():
@@ -215,7 +162,7 @@ def test_the_functions_of_tunix_are_rewards():
     ]
     module = "tunix.cli.reward_fn.gsm8k"
     names = [f"{module}:match_format_exactly", f"{module}:check_answer"]
-    with rewards.RewardPool(dict.fromkeys(names, 1.0), 1) as pool:
+    with RewardPool(dict.fromkeys(names, 1.0), 1) as pool:
         found = pool.score(["3 + 4"] * 3, texts, {"answer": ["7"] * 3}, 3)
     assert not found.failures
     np.testing.assert_array_equal(found.each[names[0]], [3, 3, 0])
@@ -237,18 +184,17 @@ def test_the_functions_of_tunix_are_rewards():
     ],
 )
 def test_the_last_pair_of_tags_has_the_answer(text, found):
-    assert rewards.answered(text) == found
+    assert functions.answered(text) == found
 
 
 @pytest.mark.parametrize(
     "text",
-    ["<answer>" * 16_000, "<answer></answer>" * 8_000, "1+" * 64_000, "1" * 128_000],
-    ids=["tags that stay open", "pairs", "a sum", "a number"],
+    ["<answer>" * 16_000, "<answer></answer>" * 8_000, "1" * 128_000],
+    ids=["tags that stay open", "pairs", "a number"],
 )
 def test_a_long_reply_takes_no_time(text):
     """128 kB of tags took a pattern 8.8 s."""
     begin = time.process_time()
-    rewards.answer([""], [text], answer=["1"])
-    rewards.formatted([""], [text])
-    rewards.countdown([""], [text], target=[1], numbers=[[1]])
+    functions.answer([""], [text], answer=["1"])
+    functions.formatted([""], [text])
     assert time.process_time() - begin < 0.5

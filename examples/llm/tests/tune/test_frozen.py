@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from radazo_llm.formats import gguf_adapter, gguf_file, weights
+from radazo_llm.formats import adapters, gguf_adapter, gguf_file
+from radazo_llm.formats import load as loading
+from radazo_llm.formats import save as saving
 from radazo_llm.models import lora
+from radazo_llm.run.log import Log
 from radazo_llm.tune import frozen
-from radazo_llm.tune.run import prepared, run
+from radazo_llm.tune.job import tuned
 
 from .. import tiny
 from ..models.test_decoder import loaded
@@ -51,13 +54,13 @@ def test_the_last_layers_on_outputs_of_the_first_are_the_model(name, tmp_path):
     b[...] = jax.random.normal(jax.random.key(1), b.shape)
     tuned = tiny.logits(last, outputs(first, tmp_path))
     assert np.abs(tuned - expected).max() > 1e-3
-    weights.save(MODELS[name](), tmp_path / "base")
-    weights.save_adapters(last, tmp_path / "adapters", base="")
+    saving.save(MODELS[name](), tmp_path / "base")
+    adapters.save(last, tmp_path / "adapters", base="")
     adapted = MODELS[name]()
-    weights.load_adapters(adapted, tmp_path / "adapters")
+    adapters.load(adapted, tmp_path / "adapters")
     assert lora.adapted_layers(adapted) == [1]
-    weights.save_merged(last, tmp_path / "merged", base=tmp_path / "base")
-    merged = weights.load(tmp_path / "merged", dtype=jnp.float32)
+    saving.merged(last, tmp_path / "merged", base=tmp_path / "base")
+    merged = loading.load(tmp_path / "merged", dtype=jnp.float32)
     for whole in adapted, merged:
         np.testing.assert_allclose(tiny.logits(whole, TOKENS), tuned, rtol=0, atol=1e-5)
 
@@ -66,9 +69,9 @@ def test_the_last_layers_on_outputs_of_the_first_are_the_model(name, tmp_path):
 def test_last_layers_are_saved_with_the_layers_before_them(name, tmp_path):
     pytest.importorskip("gguf")
     base = tiny.GOLDEN / BASES[name]
-    weights.save(weights.load(base), tmp_path / "whole")
-    _, last = frozen.split(weights.load(base), 1)
-    weights.save_merged(last, tmp_path / "last", base=base)
+    saving.save(loading.load(base), tmp_path / "whole")
+    _, last = frozen.split(loading.load(base), 1)
+    saving.merged(last, tmp_path / "last", base=base)
     whole, found = (tiny.contents(tmp_path / name) for name in ("whole", "last"))
     assert {name: found[name] for name in whole} == whole
 
@@ -86,7 +89,7 @@ def test_rows_are_read_from_a_file_that_is_not_kept_mapped(tmp_path):
 
 def test_adapters_for_llama_cpp_name_the_last_layers(tmp_path):
     pytest.importorskip("gguf")
-    _, last = frozen.split(weights.load(tiny.GOLDEN / BASES["gguf"]), 1)
+    _, last = frozen.split(loading.load(tiny.GOLDEN / BASES["gguf"]), 1)
     lora.add_lora(last, rank=2, targets=["q_proj"], rngs=nnx.Rngs(0))
     gguf_adapter.save(last, tmp_path / "adapters.gguf")
     found = gguf_file.read(tmp_path / "adapters.gguf").tensors
@@ -136,16 +139,17 @@ def test_the_first_layers_are_let_go_once_their_outputs_are_on_disk(tmp_path):
 
     model = tiny.model()
     whole, layers = held(), sum(x.nbytes for x in jax.tree.leaves(model.layers))
-    splits = {"train": tiny.TRAIN, "dev": tiny.DEV}
-    last, parts = prepared(SETTINGS, model, splits, tmp_path)
-    assert parts["train"][0].tokens.shape[-1] == tiny.CONFIG.hidden_size
-    assert held() == whole - layers / 2
-    assert last.first_layer == 1
+    settings = dataclasses.replace(SETTINGS, lora_rank=1)
+    made = tuned(settings, model, (tiny.TRAIN, tiny.DEV), frozen_folder=tmp_path)
+    adapters = sum(x.nbytes for x in jax.tree.leaves(made.job.params))
+    del model
+    assert made.parts.model(made.job.params).first_layer == 1
+    assert held() < whole - layers / 2 + adapters + 10_000
 
 
 @pytest.mark.parametrize("last", [0, 2, -1])
 def test_a_part_must_be_smaller_than_the_model(last):
-    with pytest.raises(ValueError, match=f"last_layers must be from 1 to 1 .*{last}"):
+    with pytest.raises(ValueError, match=f"--last-layers must be from 1 to 1 .*{last}"):
         frozen.split(tiny.model(), last)
 
 
@@ -160,41 +164,26 @@ SETTINGS = dataclasses.replace(
 
 
 @pytest.mark.slow
-def test_a_run_of_the_last_layers_resumes_to_the_same_end(tmp_path, monkeypatch):
-    whole = run(
-        dataclasses.replace(tiny.SETTINGS, num_steps=1),
-        tiny.model(),
-        tiny.TRAIN,
-        tiny.DEV,
-        tiny.DEV,
-    ).evaluations[0]
-    arguments = tiny.model, tiny.TRAIN, tiny.DEV, tiny.DEV
-
-    def start(folder, **options):
-        model, *data = arguments
-        return run(SETTINGS, model(), *data, folder=folder, **options)
-
-    uncut = start(tmp_path / "uncut")
+def test_a_run_of_the_last_layers_resumes_to_the_same_end(job, tmp_path, monkeypatch):
+    splits = tiny.TRAIN, tiny.DEV, tiny.DEV
+    one = dataclasses.replace(tiny.SETTINGS, num_steps=1)
+    whole, _ = tiny.run(job, tmp_path / "whole", one, splits)
+    uncut = tiny.run(job, tmp_path / "uncut", SETTINGS, splits)
     for name in ("train_loss", "dev_loss", "dev_accuracy", "test_loss"):
-        assert uncut.evaluations[0][name] == pytest.approx(whole[name], rel=1e-5)
-    measured = ["test_loss" in row for row in uncut.evaluations]
+        assert uncut[0][name] == pytest.approx(whole[name], rel=1e-5)
+    measured = ["test_loss" in row for row in uncut]
     assert measured == [True, False, False, True]
-    rate = SETTINGS.learning_rate_at
+    write = Log.step
 
-    def dying(self, step):
+    def dying(self, step, values):
+        write(self, step, values)
         if step == 7:
             raise KeyboardInterrupt
-        return rate(step)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(type(SETTINGS), "learning_rate_at", dying)
-        start(tmp_path / "cut")
-    resumed = start(tmp_path / "cut", resume=True)
-    assert resumed.evaluations == uncut.evaluations
-    one, two = tiny.arrays(uncut.model), tiny.arrays(resumed.model)
-    for key, values in one.items():
-        np.testing.assert_array_equal(values, two[key])
-    longer = dataclasses.replace(SETTINGS, num_steps=20)
-    with pytest.raises(ValueError, match="num_steps"):
-        model, *data = arguments
-        run(longer, model(), *data, folder=tmp_path / "cut", resume=True)
+        patch.setattr(Log, "step", dying)
+        tiny.run(job, tmp_path / "cut", SETTINGS, splits)
+    assert tiny.run(job, tmp_path / "cut", SETTINGS, splits, resume=True) == uncut
+    name = "adapters/adapter_model.safetensors"
+    one, two = ((tmp_path / n / name).read_bytes() for n in ("uncut", "cut"))
+    assert one == two

@@ -1,0 +1,120 @@
+"""Processes that run reward functions: the workers of `zo.external`.
+
+One that hangs is ended, and one that raises takes its own completions with it.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import radazo_jax as zo
+from radazo_llm.reward import functions
+from radazo_llm.reward.functions import Job, Raised, Wrong
+
+_PATIENCE = 3  # Calls without a result, until a function is given up.
+
+
+class Scores(NamedTuple):
+    """The rewards of some completions.
+
+    Attributes:
+      total: The weighted sum, NaN if one of the functions gave none: float64, [n].
+      each: The rewards of each function by name: float64, [n].
+      failures: Failures of functions, a line each.
+    """
+
+    total: np.ndarray
+    each: dict[str, np.ndarray]
+    failures: list[str]
+
+
+class RewardPool(contextlib.ExitStack):
+    """Processes that run reward functions.
+
+    Args:
+      weights: The weight of each function, by a name that `functions.load` takes.
+      processes: Number of processes.
+      timeout: Seconds in which one of the calls that run must end.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, float], processes: int = 2, timeout: float = 30.0
+    ) -> None:
+        super().__init__()
+        for name in weights:
+            functions.load(name)
+        self.weights, self.timeout = dict(weights), timeout
+        evaluator: Any = zo.external(workers=processes, timeout=timeout)
+        self._calls = self.enter_context(evaluator.open(functions.call))
+        self._answered = False  # Whether a call gave a result.
+
+    def score(
+        self,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        columns: Mapping[str, Sequence[Any]],
+        size: int,
+    ) -> Scores:
+        """Scores completions, `size` of them in a call.
+
+        A call that raises is made again for each completion alone. Completions of a
+        call that does not return in time have no reward.
+
+        Raises:
+          ValueError: If a function returns another number of values, or no numbers.
+        """
+        jobs = [
+            Job(name, prompts, completions, columns).part(slice(i, i + size))
+            for name in self.weights
+            for i in range(0, len(completions), size)
+        ]
+        results, failures = self._run(jobs), list[str]()
+        for i, (job, result) in enumerate(zip(jobs, results, strict=True)):
+            number = len(job.completions)
+            if isinstance(result, Raised) and number > 1:
+                alone = self._run([job.part(slice(j, j + 1)) for j in range(number)])
+            else:
+                alone = [result]
+            failures += [
+                x if isinstance(x, str) else x.problem for x in alone if _failed(x)
+            ]
+            if alone[0] is result:
+                results[i] = [np.nan] * number if _failed(result) else result
+            else:
+                results[i] = [np.nan if _failed(x) else x[0] for x in alone]
+        calls = len(jobs) // len(self.weights)
+        each = {
+            name: np.concatenate(results[i * calls : (i + 1) * calls])
+            for i, name in enumerate(self.weights)
+        }
+        total = sum(weight * each[name] for name, weight in self.weights.items())
+        return Scores(np.asarray(total, np.float64), each, failures)
+
+    def _run(self, jobs: Sequence[Job]) -> list[Any]:
+        """The values of each call, `Raised`, or a text on why there are none."""
+        points = np.empty(len(jobs), object)
+        points[:] = jobs
+        found = self._calls.repeat(points)
+        results = [
+            f"{job.name}: {found.failures[i]}"
+            if i in found.failures
+            else found.infos[i]
+            for i, job in enumerate(jobs)
+        ]
+        for result in results:
+            if isinstance(result, Wrong):
+                raise ValueError(result.problem)
+        lost = sum(isinstance(result, str) for result in results)
+        if lost == len(jobs) >= _PATIENCE and not self._answered:
+            raise ValueError(
+                f"{results[0]}, and so in {lost} calls of {lost}: it hangs, or its "
+                "process ended. Correct it, or give a longer --timeout."
+            )
+        self._answered = self._answered or lost < len(jobs)
+        return results
+
+
+def _failed(result: Any) -> bool:
+    return isinstance(result, str | Raised)

@@ -1,0 +1,143 @@
+"""A run from its model to its exports: what `tune` and `reward` share."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from tabulate import tabulate
+
+from radazo_llm.formats import config, load
+from radazo_llm.models import quantization
+from radazo_llm.models.model import LanguageModel
+from radazo_llm.run import exports, folder, rate, tracking
+from radazo_llm.run.log import Log, picture
+from radazo_llm.run.loop import run
+from radazo_llm.settings import Settings, fields
+
+# Makes the job of a run, the parts of its model, and what tells its data apart.
+Prepare = Callable[[LanguageModel, contextlib.ExitStack], Any]
+
+
+def execute(
+    settings: Settings,
+    prepare: Prepare,
+    *,
+    model: str,
+    path: Path,
+    output: Path,
+    notes: dict[str, Any],
+    to: exports.Exports,
+    dtype: str | None = None,
+    resume: bool = False,
+    eval_first: bool = True,
+    workers: str | None = None,
+    wandb: bool = False,
+) -> list[dict[str, Any]]:
+    """Runs, and exports what was tuned.
+
+    Args:
+      settings: The settings of the run.
+      prepare: Makes the job of the run from the model, which it consumes.
+      model: The name of the model.
+      path: Its folder or file.
+      output: The folder of the run.
+      notes: Other contents of `settings.json`.
+      to: The paths of exports.
+      dtype: The dtype of the model; by default, of the present backend.
+      resume: Whether to continue the run in the folder.
+      eval_first: Whether to measure before the first step.
+      workers: The address of a scheduler, or a number of processes.
+      wandb: Whether the metrics go to Weights & Biases too.
+
+    Returns:
+      The evaluations.
+    """
+    dtype = dtype or config.default_dtype()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(folder.locked(output))
+        folder.check_free(output, resume)
+        made = prepare(loaded(settings, path, dtype), stack)
+        job, parts = made.job, made.parts
+        about = {
+            "settings": {
+                f.name: getattr(settings, f.name) for f in fields(settings.command)
+            },
+            "identity": made.identity | {"--dtype": dtype},
+            "notes": {"model": model} | notes,
+        }
+        begun = folder.begin(output, about, settings.num_steps, resume)
+        if not settings.learning_rate and begun.measured is None:
+            found = rate.measured(settings, job.fun, job.params, job.sample)
+            begun = begun._replace(measured=found)
+            folder.write(output, about, begun)
+        send = stack.enter_context(tracking.on_wandb(output, about)) if wandb else None
+        log = stack.enter_context(
+            Log(output, begun.done, settings.num_steps, send=send)
+        )
+        params = run(
+            settings,
+            job,
+            settings.rates(begun.measured, begun.ends),
+            log,
+            folder=output,
+            done=begun.done,
+            eval_first=eval_first,
+            workers=workers,
+        )
+        log.bar.close()
+        rows = log.evaluations()
+        print(tabulate(list(map(_shown, rows)), headers="keys", floatfmt=".4f"))
+        print(summary(rows))
+        picture(output)
+        print(f"\nMetrics, their picture and the journal are in {output}.")
+        to = exports.by_default(settings, output, to)
+        exports.write(parts.model(params), model, path, to)
+    return rows
+
+
+def loaded(settings: Settings, path: Path, dtype: str) -> LanguageModel:
+    """Loads and describes the model."""
+    kept = settings.quantize == "file"
+    # A model that will be quantized may be too large for its device.
+    device = jax.local_devices(backend="cpu" if settings.quantized else None)[0]
+    with jax.default_device(device):
+        model = load.load(path, dtype=dtype, keep_blocks=kept)
+    if settings.quantized:
+        notes = quantization.blocks_notes if kept else quantization.notes
+        for note in notes(model):
+            print(note)
+    parameters = quantization.num_parameters(model)
+    print(
+        f"{path.name}: {parameters / 1e6:.1f} million parameters, "
+        f"{model.config.num_hidden_layers} layers. The first step and the first "
+        "evaluation are compiled, which takes up to some minutes.",
+        flush=True,
+    )
+    return model
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of an evaluation that all evaluations have."""
+    once = "_largest", "_calibrated"
+    return {name: value for name, value in row.items() if not name.endswith(once)}
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Returns a line on the run: its reward, its accuracy, or its loss."""
+    first, last = rows[0], rows[-1]
+    kinds = {"reward": ".4f", "accuracy": ".1%", "loss": ".4f"}
+    kind = next(kind for kind in kinds if f"dev_{kind}" in last)
+    name = "test" if f"test_{kind}" in last else "dev"
+    form = kinds[kind]
+    parts = [f"tuned {last[f'{name}_{kind}']:{form}}"]
+    if f"{name}_calibrated" in first:
+        calibrated = first[f"{name}_calibrated"]
+        parts.insert(0, f"untuned with the threshold at its median {calibrated:.1%}")
+    if first["step"] == 0:
+        parts.insert(0, f"untuned {first[f'{name}_{kind}']:{form}}")
+    if f"{name}_largest" in first:
+        parts.insert(0, f"the largest class alone {first[f'{name}_largest']:.1%}")
+    title = "Loss per token" if kind == "loss" else kind.capitalize()
+    return f"\n{title} on {name}: {', '.join(parts)}."

@@ -1,0 +1,267 @@
+"""Runs that end, are cut, resume, diverge or continue."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from radazo_llm.run import log as logs
+from radazo_llm.run import usage
+from radazo_llm.run.log import Log
+
+from .. import tiny
+from ..tables import slow
+from ..tiny import DEV, SETTINGS, TRAIN, contents, metrics, run
+
+KEPT = "metrics.jsonl", "adapters/adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def uncut(job, tmp_path_factory):
+    """The folder and the evaluations of a run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("uncut")
+    return folder, run(job, folder)
+
+
+def assert_same(folder, other):
+    for name in KEPT:
+        assert (folder / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def test_the_files_of_a_run(uncut):
+    folder, evaluations = uncut
+    lines = metrics(folder)
+    assert [line["step"] for line in lines if "loss" in line] == list(range(12))
+    assert [line for line in lines if "dev_loss" in line] == evaluations
+    assert [line["step"] for line in evaluations] == [0, 4, 8, 12]
+    steps = [line["step"] for line in lines]
+    assert steps == sorted(steps)
+    assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
+    assert (folder / logs.PICTURE).stat().st_size > 1000
+    assert (folder / "journal.jsonl").stat().st_size < 1000 + 12 * 200
+
+
+class _Cut(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [0, 7, slow(4), slow(11)])
+@pytest.mark.parametrize("written", [False, slow(True)])
+def test_a_run_that_was_cut_ends_as_the_uncut_one(
+    uncut, job, monkeypatch, tmp_path, after, written
+):
+    """It dies after a step is in the journal, before or after its line is written."""
+    write = Log.step
+
+    def dying(self, number, values):
+        if written or number < after:
+            write(self, number, values)
+        if number == after:
+            raise _Cut
+
+    with monkeypatch.context() as patch, pytest.raises(_Cut):
+        patch.setattr(Log, "step", dying)
+        run(job, tmp_path)
+    assert run(job, tmp_path, resume=True) == uncut[1]
+    assert_same(tmp_path, uncut[0])
+
+
+def test_an_interrupted_run_resumes(uncut, job, monkeypatch, tmp_path):
+    write = Log.step
+
+    def interrupted(self, number, values):
+        write(self, number, values)
+        if number == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Log, "step", interrupted)
+        run(job, tmp_path)
+    assert not (tmp_path / "adapters").exists()
+    run(job, tmp_path, resume=True)
+    assert_same(tmp_path, uncut[0])
+
+
+def test_more_and_fewer_steps(uncut, job, tmp_path):
+    shorter = dataclasses.replace(SETTINGS, num_steps=8)
+    run(job, tmp_path, shorter)
+    part = contents(tmp_path)
+    run(job, tmp_path, resume=True)
+    assert_same(tmp_path, uncut[0])
+    about = json.loads((tmp_path / "settings.json").read_text("utf-8"))
+    assert about["ends"] == [8, 12]
+    # What was best so far is exported by fewer steps.
+    copy = shutil.copytree(uncut[0], tmp_path / "copy")
+    run(job, copy, shorter, resume=True)
+    assert (copy / KEPT[1]).read_bytes() == part[KEPT[1]]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"method": "zo_adamm"}, "--method must be 'radazo', as in .*; got 'zo_adamm'"),
+        ({"learning_rate": 0.5}, "--learning-rate must be 0.001, as in .*; got 0.5"),
+        ({"seed": 3}, "--seed must be 0, as"),
+        ({"batch_size": 5}, "--batch-size must be 4, as"),
+        ({"tune": "prompt"}, "--tune must be 'lora', as"),
+    ],
+    ids=lambda change: next(iter(change)) if isinstance(change, dict) else "",
+)
+def test_another_run_is_not_resumed(uncut, job, change, expected):
+    before = contents(uncut[0])
+    with pytest.raises(ValueError, match=expected) as error:
+        run(job, uncut[0], dataclasses.replace(SETTINGS, **change), resume=True)
+    assert "\n" not in str(error.value)
+    assert contents(uncut[0]) == before
+
+
+def test_other_data_are_not_resumed_and_nothing_is_overwritten(uncut, job):
+    before = contents(uncut[0])
+    with pytest.raises(ValueError, match=r"the data must be [0-9]+, as in"):
+        run(job, uncut[0], splits=(DEV, DEV), resume=True)
+    with pytest.raises(ValueError, match="has a run of 12 steps: resume it"):
+        run(job, uncut[0])
+    assert contents(uncut[0]) == before
+
+
+def test_a_damaged_journal_is_one_line(uncut, job, tmp_path):
+    copy = shutil.copytree(uncut[0], tmp_path / "copy")
+    path = copy / "journal.jsonl"
+    content = path.read_bytes()
+    at = content.index(b"values", len(content) // 2) + 12
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    with pytest.raises(ValueError) as error:
+        run(job, copy, resume=True)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("steps", [1, 12])
+def test_a_diverged_run_exports_nothing(job, tmp_path, steps, capsys):
+    """After one step an evaluation finds it, otherwise a step does."""
+    settings = dataclasses.replace(SETTINGS, learning_rate=1e30, num_steps=steps)
+    with pytest.raises(FloatingPointError, match="must be finite; got nan at step"):
+        run(job, tmp_path, settings)
+    assert not (tmp_path / "adapters").exists()
+    assert "tuned" not in capsys.readouterr().out
+
+
+def test_the_best_evaluation_of_a_diverged_run_is_named():
+    with Log(None) as log:
+        for step, loss in ((0, 3.0), (10, 1.0), (20, 2.0)):
+            log.evaluation(step, {"dev_loss": loss})
+        with pytest.raises(FloatingPointError, match="--resume --steps 10 exports"):
+            log.evaluation(30, {"dev_loss": float("inf")})
+
+
+def test_a_measured_rate_is_kept(job, tmp_path, monkeypatch, capsys):
+    settings = dataclasses.replace(SETTINGS, learning_rate=0.0)
+    found = run(job, tmp_path, settings)
+    assert "decayed to 0 over     12 steps" in capsys.readouterr().out
+    about = json.loads((tmp_path / "settings.json").read_text("utf-8"))
+    assert about["measured"] > 0
+
+    def refused(*args, **options):
+        raise AssertionError("It is not measured again.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(zo, "find_learning_rate", refused)
+        assert run(job, tmp_path, settings, resume=True) == found
+
+    def flat(*args, **options):
+        raise ValueError("fun must rise")
+
+    monkeypatch.setattr(zo, "find_learning_rate", flat)
+    with pytest.raises(ValueError, match=r"--learning-rate must be given .* must rise"):
+        run(job, tmp_path / "other", settings)
+
+
+def test_the_loss_falls_from_adapters_too(job, tmp_path):
+    settings = dataclasses.replace(
+        SETTINGS, learning_rate=1e-2, num_steps=300, eval_every=300
+    )
+    few = type(TRAIN)(*(np.concatenate([x[:5]] * 4) for x in TRAIN))
+    first, last = run(job, tmp_path, settings, (few, DEV))
+    assert last["train_loss"] < 0.95 * first["train_loss"]
+    short = dataclasses.replace(settings, num_steps=2)
+    options = {"splits": (few, DEV), "start": tmp_path / "adapters"}
+    begun, _ = run(job, tmp_path / "next", short, **options)
+    assert begun["train_loss"] == pytest.approx(last["train_loss"], rel=1e-5)
+    prompt = dataclasses.replace(short, tune="prompt")
+    with pytest.raises(ValueError, match="--adapters must be a folder of what --tune"):
+        run(job, tmp_path / "other", prompt, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tune", ["prompt", "full"])
+def test_other_parts_are_tuned_and_exported(job, tmp_path, tune):
+    settings = dataclasses.replace(SETTINGS, tune=tune)
+    _, *_, last = run(job, tmp_path, settings)
+    resumed = run(job, tmp_path, settings, resume=True)
+    assert resumed[-1] == last
+    folder = tmp_path / ("merged" if tune == "full" else "adapters")
+    again = {"path": folder, "model": str(folder)} if tune == "full" else {}
+    start = None if tune == "full" else folder
+    short = dataclasses.replace(settings, num_steps=2)
+    first, _ = run(job, tmp_path / "next", short, start=start, **again)
+    assert first["dev_loss"] == pytest.approx(last["dev_loss"], rel=1e-5)
+
+
+def test_rates_of_a_run_that_goes_on():
+    """Each part has its own schedule, so that earlier steps stay as they were."""
+    settings = dataclasses.replace(
+        SETTINGS, schedule="cosine", warmup_steps=2, learning_rate=0.5, num_steps=10
+    )
+    whole = settings.rates(None, [10])
+    expected = [0.25, 0.5]
+    expected += [0.25 * (1 + np.cos(np.pi * i / 8)) for i in range(8)]
+    np.testing.assert_allclose(whole, expected, rtol=1e-6)
+    longer = settings.rates(None, [10, 14])
+    np.testing.assert_array_equal(longer[:10], whole)
+    expected = [0.25 * (1 + np.cos(np.pi * i / 4)) for i in range(4)]
+    np.testing.assert_allclose(longer[10:], expected, rtol=1e-6)
+    constant = dataclasses.replace(settings, schedule="constant", warmup_steps=0)
+    np.testing.assert_array_equal(constant.rates(None, [3]), np.float32(0.5))
+    assert constant.rates(0.1, [3])[-1] < 0.1, "A measured rate falls."
+
+
+def test_memory_is_that_of_the_container(tmp_path, monkeypatch):
+    limit, used = tmp_path / "max", tmp_path / "current"
+    limit.write_text(f"{300 * usage.MIB}\n", "utf-8")
+    used.write_text(f"{200 * usage.MIB}\n", "utf-8")
+    monkeypatch.setattr(usage, "_GROUPS", ((str(limit), str(used)),))
+    assert usage.available() == 100 * usage.MIB
+    text = usage.memory(SETTINGS)
+    assert "and 100 MiB are free." in text
+    used.write_text(f"{299 * usage.MIB}\n", "utf-8")
+    assert "If it runs out, try --quantize int8" in usage.memory(SETTINGS)
+    limit.write_text("max\n", "utf-8")
+    assert usage.available() > 100 * usage.MIB
+    assert usage.peak() > 50 * usage.MIB
+    for seconds, shown in (
+        (50, "50 seconds"),
+        (600, "10 minutes"),
+        (9000, "2.5 hours"),
+    ):
+        assert usage.duration(seconds) == f"about {shown}"
+
+
+@pytest.mark.slow
+def test_runs_on_workers_take_the_same_steps(uncut, job, tmp_path):
+    pytest.importorskip("distributed")
+    options = ("--labels", "great=1,terrible=0", "--template", "{text} It was")
+    options += ("--batch-size", 4, "--learning-rate", 1e-3, "--lora-rank", 2)
+    options += ("--eval-every", 3, "--eval-batch-size", 5, "--directions", 2)
+    for name, steps, more in (("here", 6, ()), ("there", 4, ("--workers", 2))):
+        output = tmp_path / name
+        arguments = ("tune", "--model", job, "--data", job, "--output", output)
+        tiny.command(*arguments, *options, *more, "--steps", steps)
+    tiny.command(*arguments, *options, *more, "--steps", 6, "--resume")
+    here, there = (metrics(tmp_path / name) for name in ("here", "there"))
+    losses = [[r["loss"] for r in rows if "loss" in r] for rows in (here, there)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    assert there[-1]["dev_loss"] == pytest.approx(here[-1]["dev_loss"], rel=1e-4)

@@ -1,4 +1,0 @@
-"""Models of other libraries: means of estimates against `jax.grad`.
-
-`python -m campaigns.differential` compares each distribution with each model.
-"""

@@ -1,0 +1,64 @@
+"""The board of minibatches: what the page says of its record, and its measures."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from board import minibatches
+from common import RECORDS
+from common.record import read
+
+_RECORDS = RECORDS / "board"
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_a_user():
+    """Problems mix ranks and dtypes."""
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        yield
+
+
+def test_the_measured_rate_on_minibatches_is_as_the_page_says():
+    """It loses little, also to the best rate in hindsight, and diverges nowhere."""
+    rows = read(_RECORDS / "minibatches.json")["rows"]
+    found = np.array([minibatches.lost(row)[minibatches.RULE] for row in rows])
+    best = [minibatches.lost(row, "best")[minibatches.RULE] for row in rows]
+    assert {row["problem"] for row in rows} == set(minibatches.PROBLEMS)
+    assert np.mean(best) <= 0.1 and found.max() <= 0.75
+    page = (_RECORDS / "README.md").read_text(encoding="utf-8")
+    page = " ".join(page.partition("## Minibatches")[2].split())
+    mean, worst = 100 * found.mean(), 100 * found.max()
+    assert f"loses {mean:.0f} % of what a searched η gains" in page
+    assert f"{worst:.0f} % in its worst run" in page
+    guarded = [row["stopped"] for row in rows if row["stopped"]]
+    assert not np.any([stopped["rule, guarded"] for stopped in guarded])
+    # Of the runs at four times the rate, most are not stopped.
+    assert np.mean([stopped["rule × 4, guarded"] for stopped in guarded]) <= 0.5
+
+
+def test_the_searched_rate_loses_nothing():
+    ends = {name: [3.0, 2.0] for name in minibatches.METHODS}
+    ends |= {"searched": [1.0, 1.0], "rule × 4": [None, 2.0], "rule × 2": [0.0, 0.0]}
+    found = minibatches.lost({"start": 5.0, "ends": ends})
+    np.testing.assert_array_equal(found["searched"], [0, 0])
+    np.testing.assert_array_equal(found["rule × 4"], [np.inf, 0.25])
+    np.testing.assert_array_equal(found[minibatches.RULE], [0.5, 0.25])
+    best = minibatches.lost({"start": 5.0, "ends": ends}, "best")
+    np.testing.assert_array_equal(best[minibatches.RULE], [0.6, 0.4])
+
+
+def test_a_guard_judges_by_the_mean_rise_and_its_error():
+    """Two standard errors of 0, 2, … are 2 / √(n − 1)."""
+
+    def lower(rises):
+        sums = sum(minibatches._powers(jnp.float64(x)) for x in rises)
+        return bool(minibatches._is_lower(sums))
+
+    assert lower([0.0, 2.0, 0.0, 2.0]) and not lower([0.0, 2.0] * 3)
+    assert lower([-1.0] * 8) and not lower([1.0] * 8)
+    assert not lower([np.nan] * 8)

@@ -1,0 +1,227 @@
+"""`value_and_grad`, which compiles a program of its own outside of `jax.jit`."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.tree_util import Partial
+
+from radazo_jax._src import checks, programs, trees
+from radazo_jax._src.base import (
+    Draw,
+    Evaluator,
+    GradientEstimator,
+    Objective,
+    Points,
+    Values,
+    candidates,
+    check_estimator,
+    check_evaluator,
+)
+from radazo_jax._src.estimators import arguments, gradients
+from radazo_jax._src.evaluators.vectorized import vectorized
+
+
+def value_and_grad(
+    fun: Objective,
+    estimator: GradientEstimator,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    evaluator: Evaluator = vectorized(),
+) -> Callable[..., tuple[Any, Any]]:
+    """Estimates value and gradient of a function; replaces `jax.value_and_grad`.
+
+    Args:
+      fun: A function of the parameters, a tree of floating-point arrays, and of any
+        other arguments; it returns a real scalar, or `(scalar, aux)` with
+        `has_aux`. It need not be differentiable.
+      estimator: An estimator without state, such as `forward_difference()`. Under a
+        distribution that is `sequential`, the directions of each call are numbered from
+        0.
+      argnums: The position of the parameters among the arguments of `fun`, or several
+        positions. With several, the gradient is a tuple.
+      has_aux: Whether `fun` returns a pair whose second element is auxiliary.
+      evaluator: The evaluator of the points: `vectorized(batch_size)`, or
+        `sharded(axis_name)` to evaluate them on the devices along a mesh axis.
+
+    Returns:
+      A function `(key, *args, **kwargs) -> (value, gradient)`, with `(value, aux)` for
+      the value if `has_aux`. `args` and `kwargs` go to `fun`. It consumes its
+      key. All evaluations get the same other arguments: the same minibatch, the same
+      dropout key.
+
+    Raises:
+      TypeError: If `estimator` is not a `GradientEstimator`, `argnums` are no integers,
+        or, when called, if the first argument is no key, the loss is not real or the
+        parameters are not floating-point.
+      ValueError: If, when called, there is no argument at `argnums`, the loss is not a
+        scalar, the tree of parameters is empty, or the estimator has state (use
+        `solver`).
+
+    Examples:
+      >>> import jax, jnp as jnp
+      >>> import radazo_jax as zo
+      >>> def loss(params, x, y):
+      ...     return jnp.mean((x @ params - y) ** 2)
+      >>> value_and_grad = zo.value_and_grad(loss, zo.forward_difference())
+      >>> x, y = jnp.ones((4, 3)), jnp.zeros(4)
+      >>> value, gradient = value_and_grad(jax.random.key(0), jnp.ones(3), x, y)
+      >>> float(value), gradient.shape
+      (9.0, (3,))
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      eq. (2).
+    """
+    check_estimator(estimator)
+    check_evaluator(evaluator)
+    arguments.check_argnums(argnums)
+
+    def estimated(
+        key: jax.typing.ArrayLike | None = None, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        params, others = arguments.split(args, argnums)
+        key = gradients.key_first(key, params, "params")
+        state = estimator.init(params)
+        if jax.tree.leaves(state):
+            raise ValueError(
+                "estimator must have no state, which value_and_grad would lose; got "
+                "one with state. Use solver(fun, optimizer, estimator) instead."
+            )
+        at = fun if argnums == 0 else partial(arguments.placed, fun, argnums)
+        loss = Partial(gradients.of_params, at, others, kwargs)
+        made = _Estimator(loss, estimator, evaluator, has_aux)
+        return _estimated(made, key, checks.as_params(params), state)
+
+    return estimated
+
+
+class _Estimator(NamedTuple):
+    """The parts of an estimate; in a program its loss is `Traced`."""
+
+    loss: Callable[..., Any]
+    estimator: GradientEstimator
+    evaluator: Evaluator
+    has_aux: bool
+
+
+def _estimated(
+    made: _Estimator, key: jax.Array, params: optax.Params, state: Any
+) -> tuple[Any, Any]:
+    """Value and gradient, by a program if all arguments are known."""
+    known = not trees.is_traced((key, params, made.loss))
+    # A program does not know how its arguments are sharded, and an evaluator reads it.
+    sharded = any(map(trees.is_sharded, jax.tree.leaves((params, made.loss))))
+    if programs.are_disabled() or not known or sharded:
+        return _estimate(made, made.loss, key, params, state)
+    # What JAX would change is no input of the program. Some losses need all of their
+    # arguments as they are: masks, shapes.
+    for is_input in (trees.is_kept, lambda _: False):
+        found, static = trees.partition_by(is_input, made.loss)
+        arrays = [jnp.asarray(x) for x in found]
+        at = partial(_merged, static)
+        try:
+            traced = programs.traced(
+                at,
+                arrays,
+                params,
+                shares_numbers=any(map(programs.is_number, static.others)),
+            )
+        except checks.RefError:
+            raise
+        except Exception:  # The loss raises it again below, if it is its own.
+            continue
+        return _compiled_estimate(made._replace(loss=traced), key, params, arrays)
+    return _estimate_in_turn(made, key, params, state)
+
+
+def _merged(static: trees.Static, arrays: list[Any], params: optax.Params) -> Any:
+    return static.merge(arrays)(params)
+
+
+def _estimate(
+    made: _Estimator,
+    loss: Callable[[optax.Params], Any],
+    key: jax.Array,
+    params: optax.Params,
+    state: Any,
+) -> tuple[Any, Any]:
+    found, _ = gradients.estimate(
+        made.estimator,
+        loss,
+        key,
+        params,
+        state,
+        evaluator=made.evaluator,
+        has_aux=made.has_aux,
+    )
+    return found
+
+
+def _compiled_estimate(
+    made: _Estimator, key: jax.Array, params: optax.Params, arrays: list[Any]
+) -> tuple[Any, Any]:
+    """Value and gradient by a program, as if `value_and_grad` was under `jax.jit`."""
+    compiled = programs.of(_in_program, made, key, params, arrays)
+    value, aux, gradient = compiled(key, params, arrays)
+    if not made.has_aux:
+        return value, gradient
+    loss: Any = made.loss
+    output = loss.output[1]
+    _, others = trees.partition(output, jax.core.ShapedArray)
+    return (value, others.merge(aux)), gradient
+
+
+def _in_program(
+    made: _Estimator, key: jax.Array, params: optax.Params, arrays: list[Any]
+) -> tuple[Any, list[Any], Any]:
+    """Value, the arrays of aux, and gradient."""
+    loss, state = Partial(_at, made.loss, arrays), made.estimator.init(params)
+    value, gradient = _estimate(made, loss, key, params, state)
+    value, aux = value if made.has_aux else (value, None)
+    return value, trees.partition(aux, jax.Array)[0], gradient
+
+
+def _at(loss: programs.Traced, arrays: list[Any], params: optax.Params) -> Any:
+    return loss(arrays, params)
+
+
+def _estimate_in_turn(
+    made: _Estimator, key: jax.Array, params: optax.Params, state: Any
+) -> tuple[Any, Any]:
+    """Value and gradient of a loss that needs known arrays, but for the parameters.
+
+    It is evaluated at one point after another, as `jax.value_and_grad` would do it: no
+    operation on known arrays is traced.
+    """
+    draw = Draw.once(key)
+    asked = gradients.points_of(made.estimator, made.evaluator, draw, params, state)
+    values, aux = _values_in_turn(made, params, asked[0])
+    estimate, _ = gradients.reduced(made.estimator, asked[0], values, params, asked[1])
+    gradient = estimate.gradient.materialize(params)
+    return ((estimate.value, aux) if made.has_aux else estimate.value), gradient
+
+
+def _values_in_turn(
+    made: _Estimator, params: optax.Params, points: Points
+) -> tuple[Values, Any]:
+    """The values at the points, and aux at the first."""
+    loss = checks.checked_loss(made.loss, made.has_aux, points.vector_valued)
+    rows, values, auxes = candidates(points, params), [], []
+
+    def one(row: optax.Params) -> tuple[jax.Array, list[Any]]:
+        value, aux = loss(row)
+        arrays, static = trees.partition(aux, jax.Array)
+        auxes.append(static)
+        return value, arrays
+
+    for i in range(points.num_points):
+        found = jax.vmap(one)(jax.tree.map(lambda x, i=i: x[i : i + 1], rows))
+        value, arrays = jax.tree.map(lambda x: x[0], found)
+        auxes[i] = auxes[i].merge(arrays)
+        values.append(value)
+    return points.split(jnp.stack(values)), auxes[0]

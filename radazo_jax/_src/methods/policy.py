@@ -1,0 +1,364 @@
+"""The method that tunes nothing: what the first values say, and what follows."""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from radazo_jax._src import checks
+from radazo_jax._src.methods import evolution, far, many, noise, slopes
+from radazo_jax._src.methods.contract import Ask, Box, End, Method, Part, Start, Steps
+from radazo_jax._src.methods.points import (
+    Differences,
+    Space,
+    forward,
+    power_of,
+    scaled,
+)
+
+# The first step sizes of a strategy: at a start, next to a jump, and once slopes have
+# led nowhere.
+_WIDE, _ACROSS, _NARROW = 0.3, 0.1, 0.03
+
+# Values at one point that differ by more than this share are noise for a strategy.
+_NOISY = 1e-6
+
+# A change by a move of this many spans shows that values have few digits.
+_PROBE = 1e-3
+
+# Values with more relative noise than this have no short differences.
+_COARSE = 1e-4
+
+# A short change of this share of the aim of sizes belongs to a jump.
+_JUMP = 3e-2
+
+# Slopes that lowered the value by less than this share have not left a saddle or a
+# plateau; so many steps of a strategy look around then.
+_LITTLE, _GLANCES = 1e-6, 5
+
+# Values are equal up to so many roundings.
+_EQUAL = 8.0
+
+# The number of times that a look along dead parameters leads back to slopes.
+_LOOKS = 30
+
+# Up to so many parameters, slopes are differences along all of them.
+_MOST = 100
+
+CELLS = "parameters change the value by steps"
+STEPS = "the function is one of steps"
+
+
+class Plan(NamedTuple):
+    """What the first values say.
+
+    Attributes:
+      end: The best point so far, its value, and the kind of the function in words.
+      smooth: Whether slopes can lead to a minimum.
+      space: Where points lie.
+      resolution: Relative spacing of the values, or their relative noise.
+      first: Differences at the point, if they are known.
+      sizes: Sizes of the parameters, if they were sought.
+      cells: Moves by which parameters that seem to have no effect change the value.
+    """
+
+    end: End
+    smooth: bool
+    space: Space
+    resolution: float
+    first: Differences | None = None
+    sizes: np.ndarray | None = None
+    cells: np.ndarray | None = None
+
+    def resolved(self, *values: float) -> float:
+        """Returns the least change that matters next to these values."""
+        return _EQUAL * self.resolution * max(map(abs, values))
+
+
+@dataclasses.dataclass(frozen=True)
+class Untuned:
+    """See `untuned`."""
+
+    tolerance: float | None = None
+    restarts: int | None = None
+    scale: Any = 1.0
+
+    def __call__(self, start: Start) -> Steps:
+        x = start.params
+        value, again = yield np.stack([x, x])
+        power = power_of(value if np.isfinite(value) else again)
+        inner = _run(self, start, math.ldexp(value, -power), math.ldexp(again, -power))
+        return (yield from scaled(inner, power))
+
+
+def untuned(
+    tolerance: float | None = None, restarts: int | None = None, scale: Any = 1.0
+) -> Method:
+    """The default method: the first values choose the steps, later ones change them.
+
+    The value at the start is evaluated twice, followed by a short difference along each
+    parameter. They decide between
+
+    - *noise*, if the two values differ by more than 10⁻⁶ of them: `evolution`, which
+      has an estimate of the minimum besides its points;
+    - *values of few digits*, if changes are whole multiples of one, or are 0 and differ
+      at longer moves: the noise is measured, and differences are as long as it says;
+    - *steps*, if all changes are 0: differences that cross the steps as long as these
+      lead down, then `evolution`;
+    - *sizes*, if slopes differ by more than 10⁴, or changes are hidden by rounding: for
+      each parameter a move is sought that changes the value by about a hundredth;
+    - *slopes* otherwise: `slopes`, or `many` if there are more than 100 parameters.
+
+    Slopes that lead nowhere are measured at both sides and at longer distances before
+    anything is called a minimum. A parameter whose moves changed nothing is moved up
+    and down, by up to ten of its sizes, before it is called unimportant. A narrow
+    `evolution` follows if slopes lead nowhere, and a wider one if they lead to a jump
+    or if parameters change the value by steps.
+
+    After a minimum the run ends, or `evolution` starts again around the best point,
+    with twice as many points each time up to a limit, and any lower value leads back to
+    slopes. At a saddle or on a plateau, a few of its steps look around even if there is
+    no restart.
+
+    Args:
+      tolerance: τ, a number in [0, 1), or `None`. The run ends if a step moved neither
+        the value nor any parameter beyond it: |f′ − f| ≤ τ max(|f′|, |f(θ₀)|) and
+        |θ′ᵢ − θᵢ| ≤ τ max(|θ′ᵢ|, size of i). By default, the resolution of the values
+        decides.
+      restarts: Number of searches after the first minimum, at least 0. By default any
+        number if a budget ends the run, and none otherwise.
+      scale: Order of magnitude of the distance to the minimum: a positive number, or a
+        tree like the parameters of numbers and arrays that broadcast to the leaves.
+
+    Returns:
+      The method.
+
+    Raises:
+      TypeError, ValueError: If an argument has the wrong type or is out of range.
+
+    Examples:
+      >>> import radazo_jax as zo
+      >>> zo.methods.untuned(restarts=2)
+      Untuned(tolerance=None, restarts=2, scale=1.0)
+
+    References:
+      Moré & Wild, Estimating Computational Noise, SIAM J. Sci. Comput. 2011,
+      <https://doi.org/10.1137/100786125>; Nocedal & Wright, Numerical Optimization,
+      2006, chapters 3, 7 and 8; Hansen, The CMA Evolution Strategy: A Tutorial, 2016,
+      <https://arxiv.org/abs/1604.00772>.
+    """
+    if tolerance is not None:
+        checks.check_unit_interval("tolerance", tolerance)
+        tolerance = checks.as_number(tolerance)
+    if restarts is not None:
+        restarts = checks.check_int_at_least("restarts", restarts, 0)
+    return Untuned(tolerance, restarts, scale)
+
+
+def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
+    """What the first values say, the method for it, and what follows that."""
+    d, left = len(start.params), math.inf if start.limited else 0
+    if method.restarts is not None:
+        left = method.restarts
+    population, sigma = evolution.default_population(d), _WIDE
+    plan = yield from _first_values(method, start, value, again)
+    best, descends = plan.end, plan.smooth
+    if best.reason == slopes.FIXED:
+        return best
+    while True:
+        limit, most = -math.inf, None
+        units = evolution.sizes(start._replace(params=best.params), method.scale)
+        if descends:
+            before = best
+            best, plan = yield from _descent(method, start, plan, best)
+            if best.reason == slopes.WITHIN:
+                return best
+            if best.reason == slopes.MINIMUM:
+                limit = best.value - plan.resolved(best.value, value)
+                # At a saddle or on a plateau slopes are as small as at a minimum.
+                moved = before.value - best.value > _LITTLE * abs(before.value)
+                if left <= 0:
+                    if moved:
+                        return best
+                    most = _GLANCES
+                left -= moved
+            else:
+                sigma = _NARROW if best.reason == slopes.NOWHERE else _ACROSS
+                units = units if plan.sizes is None else plan.sizes
+            if best.reason == CELLS and plan.cells is not None:
+                limit = best.value - plan.resolved(best.value, value)
+                units = np.maximum(units, plan.cells / sigma)
+        elif not np.isfinite(best.value):
+            limit = math.inf
+        inner = evolution.steps(
+            best.params,
+            best.value,
+            start.box,
+            units,
+            sigma,
+            start.rng,
+            start.round,
+            population,
+        )
+        found, interrupted = yield from _until(inner, limit, most)
+        if interrupted and found.value < best.value:
+            ahead = start._replace(params=found.params)
+            if not np.isfinite(best.value):
+                plan = yield from _first_values(method, ahead, found.value, found.value)
+            best, descends = found, plan.smooth
+            continue
+        if interrupted:
+            return best
+        best = found if found.value < best.value else best
+        left -= 1
+        if left < 0:
+            return best._replace(reason=found.reason)
+        descends, sigma = False, _WIDE
+        population = evolution.doubled(population, d)
+
+
+def _until(inner: Steps, limit: float, most: int | None) -> Part[tuple[End, bool]]:
+    """Takes steps until a value is below a limit, or until so many have none.
+
+    Returns:
+      The end, and whether the steps were interrupted.
+    """
+    values: Any = None
+    steps = 0
+    while True:
+        try:
+            asked = inner.send(values)
+        except StopIteration as stop:
+            return stop.value, False
+        values = yield asked
+        points = asked.points if isinstance(asked, Ask) else asked
+        comparable, steps = far.finite(values), steps + 1
+        i = int(np.argmin(comparable))
+        if comparable[i] < limit or steps == most:
+            return End(points[i], float(comparable[i]), ""), True
+
+
+def _first_values(
+    method: Untuned, start: Start, value: float, again: float
+) -> Part[Plan]:
+    """Says from values near a point which method suits the function."""
+    x, changed = start.params, abs(again - value)
+    value = value if np.isfinite(value) else again
+    space = Space.of(start, start.flatten(method.scale))
+
+    def plan(kind: str, **known: Any) -> Plan:
+        known = {"resolution": start.resolution} | known
+        return Plan(End(x, value, kind), kind == "", space, **known)
+
+    if not np.isfinite(value):
+        value = np.inf
+        return plan(slopes.FAILED)
+    if changed > _NOISY * abs(value):
+        return plan(slopes.NOISE)
+    if len(x) > _MOST:
+        return plan("")
+    spacing = math.sqrt(start.resolution)
+    first = yield from forward(x, value, spacing * space.spans(x), space)
+    if not np.any(first.steps):
+        return plan(slopes.FIXED)
+    if (yield from _are_coarse(x, value, first, space)):
+        found = yield from noise.measured(x, value, _PROBE, space)
+        if found is not None and found < _COARSE:
+            return plan("", resolution=found)
+        first = first._replace(dead=first.dead | (found is not None))
+    if np.all(first.dead | (first.steps == 0)):
+        units = evolution.sizes(start, method.scale)
+        x, value = yield from far.long_differences(x, value, units, space)
+        near = (yield space.point(x + spacing * space.spans(x))[None])[0]
+        if near == value or np.array_equal(x, start.params):
+            return plan(STEPS)
+        # The start was a saddle or on a plateau, and not between steps.
+        ahead = start._replace(params=x)
+        return (yield from _first_values(method, ahead, value, value))
+    if not noise.are_needed(first, value):
+        return plan("", first=first)
+    sizes = yield from noise.sizes(x, value, first, space)
+    space = space._replace(origin=x, sizes=sizes)
+    first = yield from forward(x, value, spacing * space.spans(x), space)
+    kind = STEPS if _are_of_steps(first, value) else ""
+    return plan(kind, first=first, sizes=sizes)
+
+
+def _descent(
+    method: Untuned, start: Start, plan: Plan, best: End
+) -> Part[tuple[End, Plan]]:
+    """Slopes, and looks along parameters that seem to have no effect."""
+    x, value, space = best.params, best.value, plan.space
+    if len(x) > _MOST:
+        return (yield from _along_few(start, space.sizes, best)), plan
+    for _ in range(_LOOKS):
+        end = yield from slopes.steps(
+            x,
+            value,
+            space,
+            plan.resolution,
+            begun=plan.first,
+            tolerance=method.tolerance,
+        )
+        plan = plan._replace(first=None, resolution=end.resolution)
+        best = End(end.params, end.value, end.reason)
+        if not np.any(end.dead) or end.reason in (slopes.NOISE, slopes.FIXED):
+            return best, plan
+        units = evolution.sizes(start._replace(params=best.params), method.scale)
+        looked = yield from far.look(best.params, best.value, end.dead, units, space)
+        if not looked.value < best.value:
+            cells = looked.lengths
+            reason = CELLS if np.any(cells) else end.reason
+            return best._replace(reason=reason), plan._replace(cells=cells)
+        x, value = looked.x, looked.value
+    return End(x, value, CELLS), plan
+
+
+def _along_few(start: Start, unit: np.ndarray, best: End) -> Steps:
+    """Descends along few directions, in units of the parameters."""
+    box = Box(start.box.lower / unit, start.box.upper / unit)
+
+    def point(z: np.ndarray) -> np.ndarray:
+        return start.round(start.box.clip(z * unit))
+
+    inner = many.steps(
+        best.params / unit,
+        best.value,
+        box,
+        start.rng,
+        lambda z: point(z) / unit,
+        start.resolution,
+    )
+    values: Any = None
+    while True:
+        try:
+            asked = inner.send(values)
+        except StopIteration as stop:
+            end: End = stop.value
+            return end._replace(params=point(end.params))
+        if not isinstance(asked, Ask):
+            asked = Ask(asked)
+        likely, center = (None if z is None else point(z) for z in asked[1:])
+        values = yield Ask(point(asked.points), likely, center)
+
+
+def _are_coarse(
+    x: np.ndarray, value: float, first: Differences, space: Space
+) -> Part[bool]:
+    """Whether short changes are 0, or of one size, because values have few digits."""
+    if noise.are_digits(first.changes, value):
+        return True
+    dead = first.dead
+    if not 4 * np.sum(dead) >= np.sum(first.steps != 0):
+        return False
+    moves = np.where(dead, _PROBE * space.spans(x) * np.sign(first.steps), 0)
+    values = yield space.point(x + np.array([[1.0], [2.0]]) * moves)
+    return bool(np.any(values != value))
+
+
+def _are_of_steps(first: Differences, value: float) -> bool:
+    """Whether most short changes are 0, or as large as those of long moves."""
+    moved = first.steps != 0
+    jumps = abs(first.changes) > _JUMP * noise.AIM * abs(value)
+    return bool(2 * np.sum(moved & (first.dead | jumps)) > np.sum(moved))

@@ -1,0 +1,455 @@
+"""Quasi-Newton steps along differences of values."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from radazo_jax._src import checks
+from radazo_jax._src.methods import noise
+from radazo_jax._src.methods.contract import Ask, End, Method, Part, Start, Steps
+from radazo_jax._src.methods.evolution import sizes
+from radazo_jax._src.methods.points import (
+    Differences,
+    Space,
+    central,
+    forward,
+    power_of,
+    scaled,
+)
+
+# Reasons for the end.
+MINIMUM = "a minimum was found"
+NOWHERE = "slopes led nowhere"
+JUMPS = "slopes led to a jump"
+NOISE = "the value at one point changed"
+FIXED = "no parameter can move"
+FAILED = "the function failed at the start"
+WITHIN = "neither the parameters nor the value moved beyond the tolerance"
+
+# A step is accepted if it lowers the value by this share of what the slope promises,
+# and lengthened by the factor unless it has less than this share.
+_SUFFICIENT, _ENOUGH, _FURTHER = 0.1, 0.7, 2.5
+
+# The number of lengthened steps in the first search and later, and of shorter tries.
+_LENGTHENED_FIRST, _LENGTHENED, _TRIES = 6, 2, 9
+
+# A shorter try is the minimum of a parabola, within these shares.
+_SHORTEST, _LONGEST = 0.1, 0.5
+
+# A jump: a try of this share of the length, or less, is at least this share as high.
+_MUCH_SHORTER, _AS_HIGH, _ROUNDINGS = 0.2, 0.5, 1e3
+
+# The first distance of points that show noise, in spans.
+_PROBE = 1e-5
+
+# So many directions in a row that ended before a jump will end there again.
+_AT_JUMPS = 5
+
+# A step may be so many times as long as the longest one so far.
+_REACH = 10.0
+
+# The longest differences, in spans, and their factor once they led nowhere.
+_FAR, _LONGER = 1e-2, 300.0
+
+# The value falls no more if it falls by less than so many roundings, twice.
+_EQUAL = 8.0
+
+# The least curvature of a step that the memory keeps.
+_CURVED = 1e-10
+
+
+class Memory:
+    """The latest steps and changes of the gradient: limited-memory BFGS.
+
+    The inverse Hessian matrix begins as (s·y / y·y) I of the newest step.
+
+    References:
+      Nocedal & Wright, Numerical Optimization, 2006, algorithm 7.4.
+    """
+
+    def __init__(self, most: int):
+        self.most = most
+        self.pairs: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def add(self, step: np.ndarray, change: np.ndarray) -> None:
+        """Keeps a step, unless the function is not convex along it."""
+        if step @ change > _CURVED * np.linalg.norm(step) * np.linalg.norm(change):
+            self.pairs = [*self.pairs, (step, change)][-self.most :]
+
+    def direction(self, gradient: np.ndarray, free: np.ndarray) -> np.ndarray:
+        """Returns −H g within the parameters that are free, shape [d].
+
+        Args:
+          gradient: Shape [d].
+          free: Whether a parameter may move: bool, shape [d].
+        """
+        pairs = [(s * free, y * free) for s, y in self.pairs]
+        least = 1e-2 * _CURVED
+        pairs = [
+            (s, y)
+            for s, y in pairs
+            if s @ y > least * np.linalg.norm(s) * np.linalg.norm(y)
+        ]
+        q, shares = gradient * free, []
+        for s, y in reversed(pairs):
+            shares.append(s @ q / (s @ y))
+            q = q - shares[-1] * y
+        if pairs:
+            s, y = pairs[-1]
+            q = q * (s @ y) / (y @ y)
+        for (s, y), share in zip(pairs, reversed(shares), strict=True):
+            q = q + (share - y @ q / (s @ y)) * s
+        return -q
+
+
+class Searched(NamedTuple):
+    """The end of a line search.
+
+    Attributes:
+      x: The lower point, `None` if there is none.
+      value: Its value.
+      jumps: Whether the value jumps along the line.
+      lied: Whether the first try had nothing of what the slope promised.
+    """
+
+    x: np.ndarray | None
+    value: float
+    jumps: bool = False
+    lied: bool = False
+
+
+def line_search(
+    x: np.ndarray,
+    value: float,
+    gradient: np.ndarray,
+    direction: np.ndarray,
+    space: Space,
+    most: int,
+    tries: int = _TRIES,
+) -> Part[Searched]:
+    """Takes a whole step, longer ones if it promises more, or shorter ones.
+
+    Args:
+      x: The point, shape [d].
+      value: Its value.
+      gradient: Slopes there, shape [d].
+      direction: The whole step, shape [d].
+      space: Where points lie.
+      most: Number of times that the step may be lengthened.
+      tries: Number of shorter steps.
+    """
+
+    def point(t: float) -> np.ndarray:
+        return space.point(x + t * direction)
+
+    def ahead(t: float, *others: float) -> Part[tuple[np.ndarray, float, float]]:
+        new = point(t)
+        likely = np.array([point(other) for other in others]) if others else None
+        at = float((yield Ask(new[None], likely))[0])
+        return new, at if np.isfinite(at) else np.inf, float(gradient @ (new - x))
+
+    t = 1.0
+    new, at, promised = yield from ahead(t, _FURTHER, _LONGEST, _SHORTEST)
+    if at <= value + _SUFFICIENT * promised:
+        for _ in range(most):
+            if at >= value + _ENOUGH * promised:
+                break
+            further, lower, promised = yield from ahead(_FURTHER * t, _FURTHER**2 * t)
+            if not lower < at:
+                break
+            t, new, at = _FURTHER * t, further, lower
+        return Searched(new, at)
+    lied, jumps, along = abs(at - value) < -0.1 * promised, False, gradient @ direction
+    for number in range(tries):
+        rise, before = at - value, t
+        curve = rise - along * t
+        share = 0.9 if number == 0 else _LONGEST
+        if np.isfinite(rise):
+            share = -along * t / (2 * curve) if curve > 0 else _LONGEST
+            share = float(np.clip(share, _SHORTEST, _LONGEST))
+        t *= share
+        new, at, promised = yield from ahead(t, _LONGEST * t, _SHORTEST * t)
+        if at <= value + _SUFFICIENT * promised:
+            return Searched(new, at)
+        rounding = _ROUNDINGS * np.finfo(float).eps * abs(value)
+        high = at - value > max(rounding, _AS_HIGH * rise)
+        jumps |= t <= _MUCH_SHORTER * before and bool(high) and np.isfinite(at)
+    return Searched(None, value, jumps, lied)
+
+
+class Ended(NamedTuple):
+    """The end of slopes.
+
+    Attributes:
+      params: Best point, shape [d].
+      value: Its value.
+      reason: One of the reasons of this module.
+      dead: Parameters whose last difference was exactly 0: bool, shape [d].
+      resolution: Relative spacing of the values, or their relative noise.
+    """
+
+    params: np.ndarray
+    value: float
+    reason: str
+    dead: np.ndarray
+    resolution: float
+
+
+class Progress:
+    """A descent along slopes: the point, what is known there, and how it is measured.
+
+    Attributes:
+      x: The point, shape [d].
+      value: Its value.
+      start: The value at the first point.
+      resolution: Relative spacing of the values, or their relative noise.
+      spacing: Length of the differences, in spans.
+      twosided: Whether differences are central ones.
+      found: The latest differences.
+      memory: The latest steps.
+      reach: Length of the longest step so far, in sizes.
+      nowhere: Number of times that central differences led nowhere.
+    """
+
+    def __init__(self, x: np.ndarray, value: float, resolution: float):
+        self.x, self.value, self.start = x, value, value
+        self.resolution = resolution
+        self.memory = Memory(max(10, min(2 * len(x), 40)))
+        self.twosided, self.reach, self.nowhere = False, 0.0, 0
+        self.spacing = self.length(1 / 2)
+        self.found = Differences.none(x)
+
+    def length(self, power: float) -> float:
+        """Returns the length of differences that balances noise and curvature."""
+        return min(_FAR, self.resolution**power)
+
+    def resolved(self) -> float:
+        """Returns the least change of the value that means anything."""
+        eps = self.resolution
+        return eps * (abs(self.value) + eps**0.5 * abs(self.start))
+
+    def ended(self, reason: str) -> Ended:
+        return Ended(self.x, self.value, reason, self.found.dead, self.resolution)
+
+    def both_sides(self) -> None:
+        """Takes central differences from now on."""
+        self.twosided = True
+        self.spacing = max(self.spacing, self.length(1 / 3))
+
+    def measure(self, space: Space) -> Part[None]:
+        """Takes the differences at the point."""
+        lengths = self.spacing * space.spans(self.x)
+        take = central if self.twosided else forward
+        self.found = yield from take(self.x, self.value, lengths, space)
+
+
+def steps(
+    x: np.ndarray,
+    value: float,
+    space: Space,
+    resolution: float,
+    *,
+    begun: Differences | None = None,
+    tolerance: float | None = None,
+) -> Part[Ended]:
+    """Takes quasi-Newton steps along differences, until they lead nowhere.
+
+    Forward differences serve until they lead nowhere, and central ones then: the error
+    of a difference is not called a minimum.
+
+    Args:
+      x: First point, shape [d].
+      value: Its value, finite.
+      space: Where points lie.
+      resolution: Relative spacing of the values, or their relative noise.
+      begun: Differences at x if they are known.
+      tolerance: See `untuned`.
+    """
+    at = Progress(x, value, resolution)
+    before: tuple[np.ndarray, np.ndarray] | None = None
+    equal = jumps = 0
+    while True:
+        if begun is None:
+            yield from at.measure(space)
+        else:
+            at.found, begun = begun, None
+        gradient = at.found.gradient
+        if not np.any(at.found.steps):
+            return at.ended(FIXED)
+        if before is not None:
+            step = at.x - before[0]
+            at.memory.add(step / space.sizes, (gradient - before[1]) * space.sizes)
+        direction, free = _direction(at, gradient, space)
+        promised = -float(gradient @ direction)
+        searched = Searched(None, at.value)
+        if promised > (2 * at.resolved() if at.memory.pairs else 0):
+            most = _LENGTHENED if before is not None else _LENGTHENED_FIRST
+            searched = yield from line_search(
+                at.x, at.value, gradient, direction, space, most
+            )
+        if searched.x is not None:
+            fall, moved = at.value - searched.value, searched.x - at.x
+            before = at.x, gradient
+            at.reach = max(at.reach, float(np.linalg.norm(moved / space.sizes)))
+            at.x, at.value, jumps = searched.x, searched.value, 0
+            if tolerance is not None and _within(tolerance, at, moved, fall, space):
+                return at.ended(WITHIN)
+            equal = equal + 1 if fall <= _EQUAL * at.resolved() else 0
+            if equal < 2:
+                continue
+        before, jumps = None, jumps + searched.jumps
+        if jumps >= _AT_JUMPS:
+            return at.ended(JUMPS)
+        settled = equal >= 2 or _is_small(at, gradient * free, space)
+        reason = yield from _without_a_step(at, searched, settled, space)
+        if reason is not None:
+            return at.ended(reason)
+        equal = 0
+
+
+def _without_a_step(
+    at: Progress, searched: Searched, settled: bool, space: Space
+) -> Part[str | None]:
+    """Says why slopes end here, or measures them in another way: the result is `None`.
+
+    Args:
+      at: The descent.
+      searched: The line search that found nothing, or nothing more.
+      settled: Whether slopes and steps are as small as at a minimum.
+      space: Where points lie.
+    """
+    if at.twosided and settled:
+        return MINIMUM
+    if searched.x is None and at.nowhere == 0:
+        again = float((yield at.x[None])[0])
+        if abs(again - at.value) > at.resolution * abs(at.value):
+            return NOISE
+    if searched.lied and not at.twosided:
+        found = yield from noise.measured(at.x, at.value, _PROBE, space)
+        if found is not None and found > at.resolution:
+            at.resolution, at.memory = found, Memory(at.memory.most)
+            at.spacing = at.length(1 / 2)
+            return None
+    if not at.twosided:
+        at.both_sides()
+        return None
+    at.nowhere += 1
+    at.spacing = min(_LONGER * at.spacing, max(_FAR, at.spacing))
+    at.memory = Memory(at.memory.most)
+    return NOWHERE if at.nowhere >= 2 else None
+
+
+def _direction(
+    at: Progress, gradient: np.ndarray, space: Space
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a direction of descent, and whether each parameter is free to move.
+
+    A slope that pushes out of the box at a bound is no reason to move.
+    """
+    box, unit = space.box, space.sizes
+    out = ((at.x <= box.lower) & (gradient > 0)) | (
+        (at.x >= box.upper) & (gradient < 0)
+    )
+    g, free = gradient * unit, ~out
+    if not np.any(g * free):
+        return np.zeros_like(g), free
+    direction = at.memory.direction(g, free)
+    length = max(float(np.linalg.norm(g * free)), np.finfo(float).tiny)
+    far = max(1.0, float(np.linalg.norm((at.x - space.origin) / unit)))
+    if not at.memory.pairs:
+        # A step that would bring the value to 0, unless it is very long.
+        to_zero = abs(at.value) / length if at.value else np.inf
+        direction = -g * free / length * min(to_zero, far)
+    elif not g @ direction < 0:
+        direction = -g * free / length * min(length, far)
+    reach = _REACH * max(at.reach, far)
+    longest = float(np.linalg.norm(direction))
+    if longest > reach:
+        direction = direction * (reach / longest)
+    return direction * unit, free
+
+
+def _is_small(at: Progress, gradient: np.ndarray, space: Space) -> bool:
+    """Whether slopes are those of a minimum, as far as values resolve it."""
+    least = at.resolution ** (1 / 3) * max(abs(at.value), abs(at.start))
+    return bool(np.all(abs(gradient) * space.spans(at.x) <= least))
+
+
+def _within(
+    tolerance: float, at: Progress, moved: np.ndarray, fall: float, space: Space
+) -> bool:
+    """Whether a step moved neither the parameters nor the value beyond a tolerance."""
+    little = abs(moved) <= tolerance * np.maximum(abs(at.x), space.sizes)
+    return bool(np.all(little)) and fall <= tolerance * max(
+        abs(at.value), abs(at.start)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Slopes:
+    """See `slopes`."""
+
+    tolerance: float | None = None
+    scale: Any = 1.0
+
+    def __call__(self, start: Start) -> Steps:
+        value = float((yield start.params[None])[0])
+        if not np.isfinite(value):
+            return End(start.params, value, FAILED)
+        power = power_of(value)
+        inner = self._inner(start, float(np.ldexp(value, -power)))
+        return (yield from scaled(inner, power))
+
+    def _inner(self, start: Start, value: float) -> Steps:
+        space = Space.of(start, sizes(start, self.scale))
+        end = yield from steps(
+            start.params, value, space, start.resolution, tolerance=self.tolerance
+        )
+        return End(end.params, end.value, end.reason)
+
+
+def slopes(tolerance: float | None = None, scale: Any = 1.0) -> Method:
+    """Quasi-Newton steps along differences of values.
+
+    A step evaluates a difference along each parameter, and one to a few points along
+
+        θ ← θ + t p,    p = −H ĝ,    ĝᵢ = (f(θ + sᵢ eᵢ) − f(θ)) / sᵢ
+
+    H is the inverse Hessian matrix of limited-memory BFGS. The step t is 1, longer if
+    the value falls nearly as fast as its slope promises, or shorter by parabolas until
+    it falls. A parameter at a bound to which its slope pushes stays there.
+
+    Use it for smooth functions of up to about 100 parameters. If values have noise or
+    steps, use `untuned` or `evolution`.
+
+    Differences have the length √ε, ε being the resolution of the values. If a slope
+    promises what no step finds, the noise of the values is measured, and replaces ε.
+    If they lead nowhere, central differences of the length ∛ε follow. The run ends if
+    these promise less than ε; if nothing moves; or if five directions in succession
+    lead to a jump of the value.
+
+    Args:
+      tolerance: τ, a number in [0, 1), or `None`; see `untuned`.
+      scale: Sizes of the parameters; see `untuned`.
+
+    Returns:
+      The method.
+
+    Raises:
+      TypeError, ValueError: If an argument has the wrong type or is out of range.
+
+    Examples:
+      >>> import radazo_jax as zo
+      >>> zo.methods.slopes()
+      Slopes(tolerance=None, scale=1.0)
+
+    References:
+      Nocedal & Wright, Numerical Optimization, 2006, algorithms 7.4 and 7.5, and
+      section 8.1. Moré & Wild, Estimating Derivatives of Noisy Simulations, ACM TOMS
+      2012.
+    """
+    if tolerance is not None:
+        checks.check_unit_interval("tolerance", tolerance)
+        tolerance = checks.as_number(tolerance)
+    return Slopes(tolerance, scale)

@@ -1,0 +1,378 @@
+"""Steps of a method on the host, whose points are evaluated by any evaluator."""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from radazo_jax._src import checks, programs
+from radazo_jax._src.base import Evaluator
+from radazo_jax._src.evaluators.external import Calls, External, Outcome
+from radazo_jax._src.evaluators.sharded import Sharded
+from radazo_jax._src.runs.asker import Asker, Candidate
+from radazo_jax._src.runs.journal import Journal, Record
+from radazo_jax._src.runs.one_by_one import OneByOne
+from radazo_jax._src.runs.results import Best, Report
+from radazo_jax._src.runs.stop import Budget
+from radazo_jax._src.runs.told import Told
+from radazo_jax._src.steps.states import Failures
+
+# Rows of the one program that evaluates points, whatever their number.
+_ROWS = 64
+
+# Points that an accelerator evaluates together by default.
+_TOGETHER = 16
+
+# Seconds after which evaluations in turn are written to a journal.
+_WRITTEN = 1.0
+
+# The share of the evaluations of a noisy run that compares its best points, the least
+# number of them, and the number of evaluations by which a target is met.
+_SHARE, _FEWEST, _TARGET = 0.1, 10, 4
+
+
+class Evaluate(Protocol):
+    """Evaluates the points of a method."""
+
+    room: int | None  # Points that are evaluated side by side; `None` for all.
+
+    def __call__(self, points: Any) -> Outcome | None:
+        """Returns the outcome at points, a tree [n, …]; `None` if interrupted."""
+        ...
+
+
+class ByCalls:
+    """Evaluates points by calls of a Python function."""
+
+    def __init__(self, evaluator: External, calls: Calls):
+        self._calls = calls
+        self.room = evaluator.workers
+        if evaluator.in_turn:
+            self.room = 1
+
+    def __call__(self, points: Any) -> Outcome | None:
+        return self._calls.repeat(points)
+
+
+class ByProgram:
+    """Evaluates points of a function that JAX traces, in one program.
+
+    The program has a fixed number of rows, so that a value does not depend on the
+    number of points that a step has.
+    """
+
+    room: int | None = None
+
+    def __init__(
+        self,
+        fun: Callable[[optax.Params], Any],
+        params: optax.Params,
+        evaluator: Evaluator,
+        interrupted: Callable[[], bool],
+    ):
+        """Compiles nothing yet.
+
+        Args:
+          fun: The function, traced.
+          params: The parameters.
+          evaluator: `vectorized(...)` or `sharded(...)`.
+          interrupted: Asked before each part of the points whether to stop.
+        """
+        names = None
+        if isinstance(evaluator, Sharded):
+            names = evaluator.axis_name
+        together = getattr(evaluator, "batch_size", None)
+        if together is None:
+            on_cpu = jax.default_backend() == "cpu"
+            together = 1 if on_cpu and names is None else _TOGETHER
+        rows = -(-_ROWS // together) * together
+        self._rows, self._interrupted = rows, interrupted
+        like = jax.tree.map(
+            lambda p: jax.ShapeDtypeStruct((rows, *p.shape), p.dtype), params
+        )
+        run = fun, together, names
+        self._program = programs.of(_values_of, run, like, np.int32(0))
+
+    def __call__(self, points: Any) -> Outcome | None:
+        n, found = len(jax.tree.leaves(points)[0]), []
+        for first in range(0, n, self._rows):
+            if self._interrupted():
+                return None
+            part = functools.partial(_rows, first=first, count=self._rows)
+            count = min(self._rows, n - first)
+            padded = jax.tree.map(part, points)
+            values = np.asarray(self._program(padded, np.int32(count)))[:count]
+            found.append(values.astype(np.float64))
+        values = np.concatenate(found)
+        failed = np.flatnonzero(~np.isfinite(values)).tolist()
+        return Outcome(values, [None] * n, {i: f"returned {values[i]}" for i in failed})
+
+
+def _rows(x: np.ndarray, first: int, count: int) -> np.ndarray:
+    """Some rows, followed by copies of the last one if there are not as many."""
+    rows = x[first : first + count]
+    missing = rows[-1:].repeat(count - len(rows), 0)
+    return np.concatenate([rows, missing]) if len(missing) else rows
+
+
+def _values_of(run: Any, points: Any, count: jax.Array) -> jax.Array:
+    """The values at the first of some points, [rows]."""
+    fun, together, names = run
+    checked = checks.checked_loss(fun, False)
+
+    def loss(params: optax.Params) -> jax.Array:
+        return checked(params)[0]
+
+    if names is not None:
+        points = lax.with_sharding_constraint(points, jax.P(names))
+        return lax.with_sharding_constraint(jax.vmap(loss)(points), jax.P())
+    rows = len(jax.tree.leaves(points)[0])
+    if together == 1:
+        row = jax.tree.map(lambda x: x[0], points)
+        dtype = jax.eval_shape(loss, row).dtype
+
+        def one(i: jax.Array, values: jax.Array) -> jax.Array:
+            point = jax.tree.map(lambda x: x[i], points)
+            return values.at[i].set(loss(point))
+
+        return lax.fori_loop(0, count, one, jnp.full(rows, jnp.nan, dtype))
+    parts = jax.tree.map(lambda x: x.reshape(-1, together, *x.shape[1:]), points)
+    return lax.map(jax.vmap(loss), parts).reshape(rows)
+
+
+class MethodSteps(OneByOne):
+    """Steps of a method.
+
+    Values are told in parts if a budget, a target or the journal asks for it. If the
+    function is noisy, the best points are evaluated again at the end.
+    """
+
+    def __init__(
+        self,
+        told: Told,
+        budget: Budget,
+        file: Journal | None,
+        evaluate: Evaluate,
+    ):
+        """Takes no step yet.
+
+        Args:
+          told: A run with an `Asker`.
+          budget: The budgets, which have started.
+          file: The journal, open and begun; `None` without one.
+          evaluate: Evaluates points.
+        """
+        super().__init__(told, budget, file)
+        self._evaluate, self.best = evaluate, told.best
+        self._points: Any = None
+        self._outcome = Outcome(np.zeros(0), [], {})
+        self._again: dict[int, list[float]] = {}  # Further values of candidates.
+        self._ahead: dict[bytes, tuple[float, Any, str]] = {}
+
+    @property
+    def _asker(self) -> Asker:
+        assert isinstance(self._told.maker, Asker)
+        return self._told.maker
+
+    @property
+    def dtype(self) -> Any:
+        return self._asker.dtype
+
+    @property
+    def failures(self) -> Failures:
+        return self._asker.failures
+
+    def has_used(self, count: int) -> bool:
+        del count
+        return bool(np.isfinite(self._asker.best[1]))
+
+    @property
+    def reason(self) -> str:
+        """The reason for which the method has ended, or an empty string."""
+        return "" if self._asker.end is None else self._asker.end.reason
+
+    def ended(self) -> str:
+        self.budget.size = 1
+        if self._asker.noisy:
+            self.budget.reserve(_SHARE, _FEWEST)
+        return "" if self._asker.end is None else "converged"
+
+    # Evaluation.
+
+    def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
+        candidates = self._told.ask()
+        left = min(self._asker.size, self.budget.evaluations_left())
+        found: list[np.ndarray] = []
+        texts: list[str] = []
+        infos: list[Any] = []
+        begun = time.perf_counter()
+        count = 0
+        while count < left:
+            room = left if self._evaluate.room is None else self._evaluate.room
+            part = slice(count, min(count + room, left))
+            outcome = self._evaluated(part)
+            if outcome is None:
+                if not found:
+                    return None
+                break
+            count = part.stop
+            found.append(outcome.values)
+            infos += outcome.infos
+            texts += [outcome.failures[i] for i in sorted(outcome.failures)]
+            if self._stops_within(outcome.values, begun):
+                break
+        values = np.concatenate(found)
+        self._points = jax.tree.map(lambda x: x[:count], candidates)
+        self._outcome = Outcome(values, infos, {})
+        return values, texts
+
+    def _stops_within(self, values: np.ndarray, begun: float) -> bool:
+        """Whether a step is told in parts, of which this one is at its end."""
+        finite = np.where(np.isfinite(values), values, np.inf)
+        met = np.min(finite) <= self.budget.progress.target
+        late = self.budget.seconds_left() <= 0
+        slow = self._file is not None and time.perf_counter() - begun > _WRITTEN
+        return bool(met or late or slow)
+
+    def _evaluated(self, part: slice) -> Outcome | None:
+        """The outcome at some of the points, and ahead at likely ones if there is room.
+
+        What is known already is not evaluated again.
+        """
+        points = self._asker.points[part]
+        known = [self._ahead.pop(point.tobytes(), None) for point in points]
+        found = {i: row for i, row in enumerate(known) if row is not None}
+        missing = [i for i, row in enumerate(known) if row is None]
+        wanted = points[missing]
+        likely = self._likely(len(wanted))
+        if len(wanted) + len(likely):
+            together = np.concatenate([wanted, likely]) if len(likely) else wanted
+            outcome = self._evaluate(self._asker.vectors.trees(together))
+            if outcome is None:
+                return None
+            rows = [
+                (float(value), info, outcome.failures.get(i, ""))
+                for i, (value, info) in enumerate(
+                    zip(outcome.values, outcome.infos, strict=True)
+                )
+            ]
+            found |= dict(zip(missing, rows, strict=False))
+            for point, row in zip(likely, rows[len(wanted) :], strict=True):
+                self._ahead[point.tobytes()] = row
+        every = [found[i] for i in range(len(points))]
+        return Outcome(
+            np.array([value for value, _, _ in every]),
+            [info for _, info, _ in every],
+            {i: text for i, (_, _, text) in enumerate(every) if text},
+        )
+
+    def _likely(self, count: int) -> np.ndarray:
+        """Likely next points for workers that would be idle, [m, d]."""
+        room, likely = self._evaluate.room, self._asker.asked.likely
+        if room is None or room == 1 or likely is None or not count:
+            return np.zeros((0, self._asker.dimension))
+        new = [point for point in likely if point.tobytes() not in self._ahead]
+        return np.array(new[: -count % room]).reshape(-1, self._asker.dimension)
+
+    # What a step is.
+
+    def _taken(self, record: Record) -> dict[str, Any]:
+        found = self._outcome
+        return self._told.take(record, found.values, found.infos)
+
+    def _value_of(self, record: Record, row: dict[str, Any]) -> float:
+        del row
+        point, value, number = self._asker.best
+        if number != self.best.number:
+            told = self._told.best
+            info = told.info if told.number == number else None
+            self.best = Best(self._asker.vectors.one(point), value, number, info)
+        lowest: float = record.lowest
+        if self._asker.noisy and lowest <= self.budget.progress.target:
+            return self._mean_of(self._asker.lowest[0], _TARGET)
+        return lowest
+
+    def _mean_of(self, candidate: Candidate, count: int) -> float:
+        """The mean of so many further values at a point, NaN if it was interrupted."""
+        known = self._again.setdefault(candidate.number, [])
+        missing = count - len(known)
+        if missing > 0:
+            start, points = (
+                time.perf_counter(),
+                candidate.point[None].repeat(missing, 0),
+            )
+            outcome = self._evaluate(self._asker.vectors.trees(points))
+            if outcome is None:
+                return np.nan
+            seconds = time.perf_counter() - start
+            given = self._asker.step, outcome.values, 0, seconds
+            if self._file is not None:
+                self._file.append(Record(*given, again=candidate.number))
+            known += outcome.values.tolist()
+            self.budget.spent_again(missing)
+        return float(np.nanmean(known[:count])) if known else np.nan
+
+    def confirm(self, stopped: str) -> None:
+        """Evaluates the best points of a noisy run again, and keeps the best mean.
+
+        Half of the points go on after each round, with twice the evaluations.
+
+        Args:
+          stopped: The reason for which the run has ended.
+        """
+        asker = self._asker
+        if not asker.noisy or stopped in ("interrupted", "callback", "failure"):
+            return
+        candidates = list(asker.lowest)
+        if asker.asked.center is not None:
+            center = Candidate(-1 - asker.step, asker.asked.center, np.nan)
+            candidates.append(center)
+        total = self.budget.reserved or max(
+            _FEWEST, int(_SHARE * self.budget.evaluations)
+        )
+        rounds = max(1, int(np.ceil(np.log2(len(candidates)))))
+        count = 0
+        for _ in range(rounds):
+            count += max(1, total // rounds // len(candidates))
+            means = [self._mean_of(candidate, count) for candidate in candidates]
+            order = np.argsort(np.where(np.isfinite(means), means, np.inf))
+            candidates = [candidates[i] for i in order[: -(-len(candidates) // 2)]]
+        best, mean = candidates[0], float(np.min(means))
+        if np.isfinite(mean):
+            point = asker.vectors.one(best.point)
+            self.best = Best(point, mean, max(best.number, -1), num_values=count)
+
+    def resume(self) -> None:
+        for record in [] if self._file is None else self._file.records:
+            if record.again is not None:
+                known = self._again.setdefault(record.again, [])
+                known += record.values.tolist()
+                self.budget.spent_again(len(record.values))
+        super().resume()
+
+    def _later_value(self, point: int) -> Callable[[], Any]:
+        candidates = jax.tree.map(lambda x: x[point][None], self._told.ask())
+
+        def value() -> Any:
+            outcome = self._evaluate(candidates)
+            return None if outcome is None else outcome.values[0]
+
+        return value
+
+    def figures(self) -> dict[str, str]:
+        assert self._record is not None
+        rate = len(self._record.values) / max(self._record.seconds, 1e-9)
+        return {"best": f"{self.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
+
+    def report(self) -> Report:
+        return super().report()._replace(points=self._points)
+
+    def params(self, stopped: str) -> optax.Params:
+        self.confirm(stopped)
+        return self.best.params

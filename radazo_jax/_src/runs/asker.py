@@ -1,0 +1,479 @@
+"""`Asker`: the points of a method on the host, from the values that it was told."""
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from radazo_jax._src import checks, shown, trees
+from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start
+from radazo_jax._src.numbers import keys
+from radazo_jax._src.steps import box
+from radazo_jax._src.steps.box import Bounds
+from radazo_jax._src.steps.states import Failures, RunError
+
+_MOST_COUNTED = np.iinfo(np.int32).max - 1
+
+# Two values of a point are equal up to so many roundings.
+_EQUAL = 8
+
+# The number of the lowest points that are compared at the end of a noisy run.
+_CANDIDATES = 5
+
+
+class MethodState(NamedTuple):
+    """State of a run with a method: what the method was told.
+
+    Attributes:
+      params: The best point so far, a tree of NumPy arrays.
+      start: The starting point, likewise.
+      key: The key of the run, typed, shape ().
+      values: The values so far, in the order of their evaluation: float64, shape [n].
+      step: The number of times that values were told: int32, shape ().
+      failures: Counts of evaluations that failed. A step is skipped if all of its
+        evaluations failed; d + 1 failures in a row count as one step in a row.
+    """
+
+    params: optax.Params
+    start: optax.Params
+    key: jax.Array
+    values: np.ndarray
+    step: np.ndarray
+    failures: Failures
+
+    def __repr__(self) -> str:
+        return shown.on_a_line(
+            self,
+            step=shown.number(self.step),
+            params=shown.tree(self.params),
+            values=shown.series(self.values),
+            failures=shown.number(self.failures.evaluations),
+        )
+
+
+class Candidate(NamedTuple):
+    """A point that may be the best one of a noisy run.
+
+    Attributes:
+      number: Number of its evaluation; a negative number if it was not evaluated.
+      point: The point, shape [d].
+      value: Its value.
+    """
+
+    number: int
+    point: np.ndarray
+    value: float
+
+
+class Vectors:
+    """Converts between trees of parameters and vectors of float64.
+
+    Attributes:
+      tree: The tree with which it was made, of NumPy arrays.
+      dimension: d, the number of parameters.
+    """
+
+    def __init__(self, params: optax.Params):
+        self.tree = trees.as_numpy(params)
+        leaves, self._treedef = jax.tree.flatten(self.tree)
+        self._kinds = [(leaf.shape, leaf.dtype) for leaf in leaves]
+        self._ends = np.cumsum([leaf.size for leaf in leaves], dtype=int).tolist()
+        self.dimension = self._ends[-1] if leaves else 0
+        self._exact = all(dtype == np.float64 for _, dtype in self._kinds)
+
+    def flat(self, tree: Any) -> np.ndarray:
+        """Returns the vector of a tree like the parameters, or of a number: [d]."""
+        filled = jax.tree.leaves(trees.filled(tree, self.tree))
+        parts = [
+            np.broadcast_to(np.asarray(leaf).astype(np.float64), shape).ravel()
+            for leaf, (shape, _) in zip(filled, self._kinds, strict=True)
+        ]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def trees(self, points: np.ndarray) -> Any:
+        """Returns points, [n, d], as a tree whose leaves have n rows."""
+        leaves, begin = [], 0
+        for (shape, dtype), end in zip(self._kinds, self._ends, strict=True):
+            part = points[:, begin:end].reshape(len(points), *shape)
+            leaves.append(part.astype(dtype))
+            begin = end
+        return jax.tree.unflatten(self._treedef, leaves)
+
+    def one(self, point: np.ndarray) -> Any:
+        """Returns the tree of a single point, [d]."""
+        return jax.tree.map(lambda x: x[0], self.trees(point[None]))
+
+    def round(self, points: np.ndarray) -> np.ndarray:
+        """Returns points, [..., d], rounded to the dtypes of the parameters."""
+        points = np.asarray(points, np.float64)
+        if self._exact:
+            return points
+        rounded, begin = points.copy(), 0
+        with np.errstate(over="ignore"):
+            for (_, dtype), end in zip(self._kinds, self._ends, strict=True):
+                rounded[..., begin:end] = points[..., begin:end].astype(dtype)
+                begin = end
+        return rounded
+
+    def box(self, bounds: Bounds | None) -> Box:
+        """Returns bounds as vectors, rounded toward each other."""
+        if bounds is None:
+            none = np.full(self.dimension, np.inf)
+            return Box(-none, none)
+        lower, upper = map(self.flat, box.as_trees(bounds, self.tree))
+        return Box(self._inward(lower, 1), self._inward(upper, -1))
+
+    def _inward(self, bound: np.ndarray, sign: int) -> np.ndarray:
+        rounded = self.round(bound)
+        outside = sign * rounded < sign * bound
+        if not np.any(outside):
+            return rounded
+        next_to = np.empty_like(rounded)
+        begin = 0
+        for (_, dtype), end in zip(self._kinds, self._ends, strict=True):
+            part = rounded[begin:end].astype(dtype)
+            next_to[begin:end] = np.nextafter(part, dtype.type(sign * np.inf))
+            begin = end
+        return np.where(outside, next_to, rounded)
+
+
+class Asker:
+    """Makes the points of a run by a method, and tells the method their values.
+
+    Attributes:
+      method: The method.
+      vectors: Converts points.
+      best: The best point so far, its value and the number of its evaluation.
+      end: The end of the method, `None` before.
+      asked: The latest points of the method, what else it says of them, and the number
+        of those whose values are known.
+      noisy: Whether a point had two different values.
+      lowest: The points with the lowest values, the lowest first.
+      step: The number of times that values were told.
+    """
+
+    names = ("value", "value_std", "failed")
+
+    def __init__(
+        self,
+        method: Method,
+        params: optax.Params,
+        key: jax.Array,
+        bounds: Bounds | None,
+        resolution: float,
+        limited: bool,
+    ):
+        """Begins the method.
+
+        Args:
+          method: The method.
+          params: The starting point, within the bounds.
+          key: The typed key of the run.
+          bounds: Bounds of the run.
+          resolution: Relative spacing of the values.
+          limited: Whether a budget ends the run.
+        """
+        self.method, self.key = method, key
+        self.vectors, self.resolution = Vectors(params), resolution
+        seed = np.asarray(jax.random.key_data(key)).tolist()
+        self._box = self.vectors.box(bounds)
+        # Built-in methods draw from `start.rng` alone.
+        built_in = type(method).__module__.startswith("radazo_jax.")
+        self._globals = None if built_in else _Globals(seed)
+        start = Start(
+            self._box.clip(self.vectors.flat(self.vectors.tree)),
+            self._box,
+            np.random.default_rng(seed),
+            resolution,
+            self.vectors.round,
+            self.vectors.flat,
+            limited,
+        )
+        self.best: tuple[np.ndarray, float, int] = (start.params, np.inf, -1)
+        self.end: End | None = None
+        self.noisy = False
+        self.lowest: list[Candidate] = []
+        self.step = self._count = self._failed = self._skipped = self._in_a_row = 0
+        self._values: list[np.ndarray] = []
+        self._told: list[np.ndarray] = []  # Values at the first of the asked points.
+        self.asked = Ask(np.zeros((0, self.vectors.dimension)))
+        with self._naming(), self._isolated():
+            self._generator = method(start)
+            if not hasattr(self._generator, "send"):
+                raise TypeError(
+                    "optimizer must be a generator function if it is a method; got "
+                    f"{method!r}, which returned {type(self._generator).__name__}."
+                )
+        self._send(None)
+
+    def _send(self, values: Any) -> None:
+        """Sends the values of the latest points, and receives the next ones."""
+        try:
+            with self._naming(), self._isolated():
+                asked = self._generator.send(values)
+        except StopIteration as stop:
+            self.end = self._checked_end(stop.value)
+            return
+        points = asked.points if isinstance(asked, Ask) else asked
+        points = self._checked(points)
+        likely, center = None, None
+        if isinstance(asked, Ask):
+            likely, center = asked.likely, asked.center
+        self.asked, self._told = Ask(points, likely, center), []
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Names the method in an error of its own."""
+        try:
+            yield
+        except (StopIteration, TypeError) as error:
+            if isinstance(error, StopIteration) or "optimizer must" in str(error):
+                raise
+            raise self._error(error) from error
+        except Exception as error:
+            raise self._error(error) from error
+
+    def _error(self, error: Exception) -> RunError:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return RunError(
+            f"the method {_named(self.method)} raised {text.rstrip('.')}. The error's "
+            "result is the run so far.",
+            self.state,
+        )
+
+    @contextmanager
+    def _isolated(self) -> Iterator[None]:
+        """Gives the method global generators of its own."""
+        if self._globals is None:
+            yield
+            return
+        with self._globals.swapped():
+            yield
+
+    def _checked(self, points: Any) -> np.ndarray:
+        """Returns the points of a method as an array, if they are as they must be."""
+        d = self.vectors.dimension
+        try:
+            found = np.array(points, np.float64)
+        except (TypeError, ValueError):
+            found = np.zeros(())
+        problem = ""
+        if found.ndim != 2 or found.shape[1] != d or not len(found):
+            got = getattr(points, "shape", None) or type(points).__name__
+            problem = f"yield points of shape (n, {d}), with n of at least 1; got {got}"
+        elif not np.all(np.isfinite(found)):
+            problem = "yield finite points; got one with NaN or infinity"
+        elif np.any(found < self._box.lower) or np.any(found > self._box.upper):
+            problem = "yield points within the bounds, as start.box.clip makes them"
+        elif np.any(self.vectors.round(found) != found):
+            problem = "yield rounded points, as start.round makes them"
+        if problem:
+            raise RunError(
+                f"the method {_named(self.method)} must {problem}. The error's result "
+                "is the run so far.",
+                self.state,
+            )
+        return found
+
+    def _checked_end(self, end: Any) -> End:
+        if not isinstance(end, End):
+            raise RunError(
+                f"the method {_named(self.method)} must return an End; got "
+                f"{type(end).__name__}. The error's result is the run so far.",
+                self.state,
+            )
+        return end
+
+    @property
+    def state(self) -> MethodState:
+        """The state of the run."""
+        return MethodState(
+            self.params,
+            self.vectors.tree,
+            self.key,
+            np.concatenate([*self._values, np.zeros(0)]),
+            np.array(self.step, np.int32),
+            self.failures,
+        )
+
+    @property
+    def failures(self) -> Failures:
+        """Counts of evaluations that failed."""
+        counts = self._failed, self._skipped, self._in_a_row // (self.dimension + 1)
+        ends: Any = (np.array(min(count, _MOST_COUNTED), np.int32) for count in counts)
+        return Failures(*ends)
+
+    @property
+    def params(self) -> Any:
+        """The best point so far, a tree of NumPy arrays."""
+        return self.vectors.one(self.best[0])
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of values."""
+        return np.dtype(np.float64)
+
+    @property
+    def dimension(self) -> int:
+        """d, the number of parameters."""
+        return self.vectors.dimension
+
+    @property
+    def checksum(self) -> int:
+        """A checksum of the points that the method has asked for."""
+        return zlib.crc32(np.ascontiguousarray(self.asked.points).tobytes())
+
+    @property
+    def size(self) -> int:
+        """The number of points whose values are not known yet."""
+        return len(self.asked.points) - sum(map(len, self._told))
+
+    @property
+    def points(self) -> np.ndarray:
+        """The points whose values are not known yet, [n, d]."""
+        return self.asked.points[sum(map(len, self._told)) :]
+
+    def ask(self) -> Any:
+        """Returns the points whose values are not known yet, a tree: [n, …]."""
+        return self.vectors.trees(self.points)
+
+    def tell(self, values: np.ndarray) -> np.ndarray:
+        """Takes the values at the first of the points; returns numbers of the step."""
+        points, finite = self.points[: len(values)], np.isfinite(values)
+        values = np.where(finite, values, np.nan).astype(np.float64)
+        before, self._count = self._count, self._count + len(values)
+        if not self.noisy:
+            self._see_noise(points, values)
+        lowest = np.where(finite, values, np.inf)
+        self._keep(points, lowest, before)
+        i = int(np.argmin(lowest))
+        if lowest[i] < self.best[1]:
+            self.best = points[i], float(lowest[i]), before + i
+        self._values.append(values)
+        self._told.append(values)
+        self.step += 1
+        self._failed += int(np.sum(~finite))
+        if finite.any():
+            self._in_a_row = 0
+        else:
+            self._in_a_row += len(values)
+            self._skipped += 1
+        if not self.size:
+            self._send(np.concatenate(self._told))
+        with np.errstate(all="ignore"):
+            spread = np.std(values[finite]) if finite.any() else np.nan
+        value = lowest[i] if finite.any() else np.nan
+        return np.array([value, spread, np.sum(~finite)])
+
+    def _see_noise(self, points: np.ndarray, values: np.ndarray) -> None:
+        """Looks whether a point that was evaluated twice has two values."""
+        best, lowest, _ = self.best
+        seen = {best.tobytes(): lowest} if np.isfinite(lowest) else {}
+        for point, value in zip(points, values, strict=True):
+            before = seen.setdefault(point.tobytes(), value)
+            limit = _EQUAL * self.resolution * abs(value)
+            if np.isfinite(before) and abs(before - value) > limit:
+                self.noisy = True
+
+    def _keep(self, points: np.ndarray, values: np.ndarray, before: int) -> None:
+        """Keeps the lowest points, which may be compared at the end of a noisy run."""
+        for i in np.argsort(values)[:_CANDIDATES]:
+            self.lowest.append(Candidate(before + int(i), points[i], float(values[i])))
+        self.lowest.sort(key=lambda candidate: candidate.value)
+        del self.lowest[_CANDIDATES:]
+
+
+class _Globals:
+    """States of the global generators of NumPy and Python for one method."""
+
+    def __init__(self, seed: list[int]):
+        self._numpy = np.random.RandomState(seed).get_state()
+        self._python = random.Random(repr(seed)).getstate()
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Uses them instead of the caller's."""
+        outer = np.random.get_state(), random.getstate()
+        np.random.set_state(self._numpy)
+        random.setstate(self._python)
+        try:
+            yield
+        finally:
+            self._numpy, self._python = np.random.get_state(), random.getstate()
+            np.random.set_state(outer[0])
+            random.setstate(outer[1])
+
+
+def _named(method: Any) -> str:
+    """A method in an error message, and in a journal."""
+    return getattr(method, "__qualname__", None) or repr(method)
+
+
+identity = _named
+
+
+def begun(
+    method: Method,
+    params: optax.Params,
+    key: jax.typing.ArrayLike,
+    bounds: Bounds | None,
+    resolution: float,
+    limited: bool,
+    state: Any = None,
+) -> Asker:
+    """Begins a run, or continues it from a state.
+
+    Args:
+      method: The method.
+      params: The starting point.
+      key: The key of the run.
+      bounds: Bounds of the run.
+      resolution: Relative spacing of the values.
+      limited: Whether a budget ends the run.
+      state: A state to continue from instead of `params` and `key`.
+
+    Raises:
+      TypeError, ValueError: If an argument is not valid, or the state belongs to
+        another method.
+    """
+    if state is not None and not isinstance(state, MethodState):
+        raise TypeError(
+            "state must be the state of a run with a method; got "
+            f"{type(state).__name__}. Continue it with the optimizer that made it."
+        )
+    params = checks.as_params(params if state is None else state.start)
+    box.check_bounds(bounds, params)
+    typed = keys.check_same_key(key) if state is None else state.key
+    asker = Asker(method, params, typed, bounds, resolution, limited)
+    if state is not None:
+        rest = state.values
+        while len(rest) and asker.end is None:
+            count = min(asker.size, len(rest))
+            asker.tell(rest[:count])
+            rest = rest[count:]
+        if len(rest):
+            raise ValueError(
+                f"state must be of the method {_named(method)}; got one with "
+                f"{len(rest)} more values than this method asked for."
+            )
+        asker.step = int(state.step)
+    return asker
+
+
+def resolution_of(fun: Callable[..., Any] | None, params: optax.Params) -> float:
+    """Returns the relative spacing of the values of a function.
+
+    Args:
+      fun: A function that JAX traces; `None` for a Python function, in float64.
+      params: The parameters.
+    """
+    if fun is None:
+        return float(np.finfo(np.float64).eps)
+    output = jax.eval_shape(fun, params)
+    return float(jnp.finfo(output.dtype).eps)

@@ -1,1 +1,0 @@
-"""Step sizes that are found from function values."""
