@@ -3,7 +3,7 @@
 The functions that run are in `radazo_jax`.
 """
 
-from radazo_jax._src.runs.asker import MethodState
+from radazo_jax._src.runs.asker import MethodState, Stage
 from radazo_jax._src.runs.diagnose import Diagnosis
 from radazo_jax._src.runs.history import History, scalars
 from radazo_jax._src.runs.learning_rate import LearningRate
@@ -32,6 +32,7 @@ __all__ = [
     "Smoothing",
     "Solver",
     "SolverState",
+    "Stage",
     "StepInfo",
     "Told",
     "WorkerReport",

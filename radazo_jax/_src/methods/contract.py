@@ -22,6 +22,11 @@ class Box(NamedTuple):
         return np.clip(points, self.lower, self.upper)
 
 
+def _unreported(method: str, reason: str) -> None:
+    """Reports nothing."""
+    del method, reason
+
+
 class Start(NamedTuple):
     """The problem as a run gives it to a method.
 
@@ -37,6 +42,8 @@ class Start(NamedTuple):
       flatten: Converts a number, or a tree like the parameters of numbers and arrays
         that broadcast to the leaves, to float64 of shape [d]. Used for `scale`.
       limited: Whether a budget of evaluations, steps or seconds ends the run.
+      report: `report(method, reason)` says in words which method takes the next steps,
+        and why. A run lists them as the `stages` of its result.
     """
 
     params: np.ndarray
@@ -46,6 +53,7 @@ class Start(NamedTuple):
     round: Callable[[np.ndarray], np.ndarray]
     flatten: Callable[[Any], np.ndarray]
     limited: bool
+    report: Callable[[str, str], None] = _unreported
 
 
 class Ask(NamedTuple):

@@ -163,7 +163,7 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
         left = method.restarts
     population, sigma = evolution.default_population(d), _WIDE
     plan = yield from _first_values(method, start, value, again)
-    best, descends = plan.end, plan.smooth
+    best, descends, reason = plan.end, plan.smooth, ""
     if best.reason == slopes.FIXED:
         return best
     while True:
@@ -171,6 +171,8 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
         units = evolution.sizes(start._replace(params=best.params), method.scale)
         if descends:
             before = best
+            name = "slopes()" if d <= _MOST else "many()"
+            start.report(name, reason)
             best, plan = yield from _descent(method, start, plan, best)
             if best.reason == slopes.WITHIN:
                 return best
@@ -191,6 +193,7 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
                 units = np.maximum(units, plan.cells / sigma)
         elif not np.isfinite(best.value):
             limit = math.inf
+        start.report(f"evolution(step_size={sigma})", best.reason or reason)
         inner = evolution.steps(
             best.params,
             best.value,
@@ -206,7 +209,7 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
             ahead = start._replace(params=found.params)
             if not np.isfinite(best.value):
                 plan = yield from _first_values(method, ahead, found.value, found.value)
-            best, descends = found, plan.smooth
+            best, descends, reason = found, plan.smooth, "a lower value was found"
             continue
         if interrupted:
             return best
@@ -214,7 +217,8 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
         left -= 1
         if left < 0:
             return best._replace(reason=found.reason)
-        descends, sigma = False, _WIDE
+        descends, sigma, reason = False, _WIDE, found.reason
+        best = best._replace(reason="")
         population = evolution.doubled(population, d)
 
 

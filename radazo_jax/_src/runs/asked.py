@@ -15,7 +15,7 @@ from radazo_jax._src import checks, programs
 from radazo_jax._src.base import Evaluator
 from radazo_jax._src.evaluators.external import Calls, External, Outcome
 from radazo_jax._src.evaluators.sharded import Sharded
-from radazo_jax._src.runs.asker import Asker, Candidate
+from radazo_jax._src.runs.asker import Asker, Candidate, Stage
 from radazo_jax._src.runs.journal import Journal, Record
 from radazo_jax._src.runs.one_by_one import OneByOne
 from radazo_jax._src.runs.results import Best, Report
@@ -141,7 +141,8 @@ def _values_of(run: Any, points: Any, count: jax.Array) -> jax.Array:
             point = jax.tree.map(lambda x: x[i], points)
             return values.at[i].set(loss(point))
 
-        return lax.fori_loop(0, count, one, jnp.full(rows, jnp.nan, dtype))
+        # The other rows are not read; NaN would stop a run under `jax_debug_nans`.
+        return lax.fori_loop(0, count, one, jnp.zeros(rows, dtype))
     parts = jax.tree.map(lambda x: x.reshape(-1, together, *x.shape[1:]), points)
     return lax.map(jax.vmap(loss), parts).reshape(rows)
 
@@ -191,6 +192,10 @@ class MethodSteps(OneByOne):
     def has_used(self, count: int) -> bool:
         del count
         return bool(np.isfinite(self._asker.best[1]))
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return tuple(self._asker.stages)
 
     @property
     def reason(self) -> str:

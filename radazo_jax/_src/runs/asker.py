@@ -71,6 +71,20 @@ class Candidate(NamedTuple):
     value: float
 
 
+class Stage(NamedTuple):
+    """A stage of a method that consists of several.
+
+    Attributes:
+      step: The number of its first step.
+      method: The method that takes its steps, in words.
+      reason: The reason for which it follows the stage before.
+    """
+
+    step: int
+    method: str
+    reason: str
+
+
 class Vectors:
     """Converts between trees of parameters and vectors of float64.
 
@@ -155,6 +169,7 @@ class Asker:
         of those whose values are known.
       noisy: Whether a point had two different values.
       lowest: The points with the lowest values, the lowest first.
+      stages: The stages that the method has reported.
       step: The number of times that values were told.
     """
 
@@ -194,11 +209,13 @@ class Asker:
             self.vectors.round,
             self.vectors.flat,
             limited,
+            self._report,
         )
         self.best: tuple[np.ndarray, float, int] = (start.params, np.inf, -1)
         self.end: End | None = None
         self.noisy = False
         self.lowest: list[Candidate] = []
+        self.stages: list[Stage] = []
         self.step = self._count = self._failed = self._skipped = self._in_a_row = 0
         self._values: list[np.ndarray] = []
         self._told: list[np.ndarray] = []  # Values at the first of the asked points.
@@ -211,6 +228,10 @@ class Asker:
                     f"{method!r}, which returned {type(self._generator).__name__}."
                 )
         self._send(None)
+
+    def _report(self, method: str, reason: str) -> None:
+        """Notes a stage."""
+        self.stages.append(Stage(self.step, method, reason))
 
     def _send(self, values: Any) -> None:
         """Sends the values of the latest points, and receives the next ones."""

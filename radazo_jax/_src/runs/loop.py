@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from radazo_jax._src import checks, trees
+from radazo_jax._src.runs.asker import Stage
 from radazo_jax._src.runs.history import History, losses
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
@@ -69,6 +70,11 @@ class Steps(abc.ABC):
     def has_used(self, count: int) -> bool:
         """Whether a value could be used in one of the latest steps, so many."""
         return int(self.failures.in_a_row) < count
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of a method."""
+        return ()
 
     @property
     def reason(self) -> str:
@@ -247,7 +253,7 @@ def _result(
         count += rate.num_evaluations
     values = losses(history, steps.dtype)
     given = params, steps.best, values, count, state, history, stopped
-    return Result(*given, reason=steps.reason, learning_rate=rate)
+    return Result(*given, reason=steps.reason, stages=steps.stages, learning_rate=rate)
 
 
 @contextmanager

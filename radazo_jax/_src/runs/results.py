@@ -7,7 +7,7 @@ import optax
 
 from radazo_jax._src import shown
 from radazo_jax._src.names import says_attributes
-from radazo_jax._src.runs.asker import MethodState
+from radazo_jax._src.runs.asker import MethodState, Stage
 from radazo_jax._src.runs.history import History
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.steps.states import SolverState
@@ -69,6 +69,8 @@ class Result(NamedTuple):
         first one in this order, if there are several. "converged" is the end of a
         method. It is "failure" in the result of an error.
       reason: The reason for which a method ended, in words; empty if it did not end.
+      stages: The stages of a method, and why each of them followed; empty unless it
+        reports them, as `methods.untuned` does.
       workers: The part of each worker of `distribute`, by address.
       learning_rate: The learning rate that `minimize` measured before the run on
         minibatches, or found in the journal; otherwise `None`.
@@ -82,6 +84,7 @@ class Result(NamedTuple):
     history: History
     stopped: str
     reason: str = ""
+    stages: tuple[Stage, ...] = ()
     # Never modified.
     workers: dict[str, Any] = {}  # noqa: RUF012
     learning_rate: LearningRate | None = None
@@ -96,6 +99,8 @@ class Result(NamedTuple):
             "history": repr(self.history),
             "stopped": self.stopped,
         }
+        if self.stages:
+            fields["stages"] = ", then ".join(stage.method for stage in self.stages)
         if self.reason:
             fields["reason"] = repr(self.reason)
         if self.workers:
