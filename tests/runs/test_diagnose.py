@@ -94,6 +94,7 @@ def test_noise_is_separated_from_the_change():
     assert "the noise of fun hides its change" in hidden.advice[0]
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_traced_function_is_seen():
     """16 times three values at θ: 32 degrees of freedom."""
     draws = np.random.default_rng(0)
@@ -186,6 +187,7 @@ def normals(key):
     return jax.random.normal(key, START.shape)
 
 
+@pytest.mark.slow
 def test_minibatches_have_the_settings_that_a_run_takes():
     options = {"sample": normals, "key": 3}
     found = zo.diagnose(batch_loss, jnp.asarray(START), ESTIMATOR, **options)
@@ -198,6 +200,7 @@ def test_minibatches_have_the_settings_that_a_run_takes():
     assert found.noise == 0
 
 
+@pytest.mark.slow
 def test_minibatches_without_a_rate_have_the_reason():
     def fun(params, noise):
         return -1 - jnp.sum(params**2)

@@ -77,5 +77,6 @@ def test_a_run_that_rises_is_told_the_measured_rate_and_smoothing():
     assert len(told) == 1 and told[0].filename == __file__
 
 
+@pytest.mark.slow
 def test_a_run_at_the_measured_rate_is_not_told():
     assert np.isfinite(run(loss).values).all()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers import tables
 
 KEY = jax.random.key(0)
 START = jnp.full(40, 0.5)
@@ -75,7 +76,9 @@ def test_the_agreements_are_those_of_the_points():
 
 
 @pytest.mark.parametrize(
-    "distribution", [zo.sphere(), zo.rademacher(), zo.orthonormal()], ids=repr
+    "distribution",
+    [zo.rademacher(), tables.slow(zo.sphere()), tables.slow(zo.orthonormal())],
+    ids=repr,
 )
 def test_a_staircase_needs_the_width_of_a_step(distribution):
     """Short differences are 0 or jumps; a smooth function has no need of long ones."""
@@ -86,6 +89,7 @@ def test_a_staircase_needs_the_width_of_a_step(distribution):
     assert per_element(smooth, distribution) < per_element(rough, distribution)
 
 
+@pytest.mark.slow
 def test_the_gradient_at_the_measured_smoothing_is_the_one_of_the_bowl():
     """And the gradient at the default smoothing is not."""
     true = np.asarray(jax.grad(bowl)(START))
@@ -113,6 +117,7 @@ def test_distances_share_a_minibatch():
     np.testing.assert_allclose(found.agreements, plain.agreements, atol=0.02)
 
 
+@pytest.mark.slow
 def test_narrow_parameters_and_losses_need_longer_distances():
     """In bfloat16, short distances are rounded away, and differences of the loss."""
     start = START.astype(jnp.bfloat16)
@@ -187,6 +192,7 @@ def test_a_run_measures_the_smoothing_that_nobody_named():
     np.testing.assert_array_equal(other.params, found.params)
 
 
+@pytest.mark.slow
 def test_a_run_that_continues_keeps_its_smoothing(tmp_path):
     path = tmp_path / "run.jsonl"
     whole = run(journal=path)
@@ -206,6 +212,7 @@ def test_a_run_that_continues_keeps_its_smoothing(tmp_path):
     np.testing.assert_allclose(state.params, whole.params, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_named_optimizer_has_the_default_smoothing():
     optimizer = zo.radazo(1e-3)
     named, unnamed = (

@@ -131,7 +131,9 @@ class LearningRate(NamedTuple):
 
     def __repr__(self) -> str:
         """A report in plain text."""
-        limit = " (the root mean square of params)" if self.flatness == self.rms else ""
+        is_limited = self.flatness == self.rms
+        limit = " (the root mean square of params)" if is_limited else ""
+        hint = ["  a limit: twice the rate is worth a try"] if is_limited else []
         end = "falls as 1/√(1 + t/100)"
         if self.num_steps is not None:
             end = f"decayed to 0 over     {self.num_steps} steps"
@@ -144,6 +146,7 @@ class LearningRate(NamedTuple):
                 else []
             ),
             f"flatness                {self.flatness:.3g}{limit}",
+            *hint,
             f"loss at params          {self.loss:.6g}",
             f"  rise that was probed  {self.rise:.3g}",
             f"evaluations             {self.num_evaluations}",
