@@ -8,6 +8,8 @@ points that it has evaluated.
 """
 
 import functools
+import inspect
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -28,7 +30,14 @@ from jax.flatten_util import ravel_pytree
 from tqdm import tqdm
 
 import radazo_jax as zo
-from examples.black_boxes.results import Table, mean_std, numbers, significant, tidy
+from examples.black_boxes.results import (
+    Table,
+    mean_std,
+    numbers,
+    provenance,
+    significant,
+    tidy,
+)
 
 OUTPUT = Path(__file__).resolve().parents[1] / "out" / "black_boxes"
 COLORS = {
@@ -167,9 +176,22 @@ def options(evaluations: int, seeds: int) -> Callable[[Callable[..., None]], Any
         @click.option(
             "--output", type=Path, default=OUTPUT, help="folder of the JSON and the PNG"
         )
-        def main(evaluations: int, seeds: int, fast: bool, output: Path) -> None:
+        @click.option(
+            "--again",
+            type=click.Choice(list(METHODS)),
+            help="run this tool alone, and keep the other ones of the record",
+        )
+        def main(
+            evaluations: int, seeds: int, fast: bool, output: Path, again: str | None
+        ) -> None:
             evaluations, seeds = (60, 2) if fast else (evaluations, seeds)
-            run(SimpleNamespace(evaluations=evaluations, seeds=seeds, output=output))
+            tools, kept = list(METHODS), {}
+            if again is not None:
+                path = output / f"{Path(inspect.getfile(run)).stem}.json"
+                tools, kept = [again], json.loads(path.read_text(encoding="utf-8"))
+                evaluations, seeds = kept["settings"].values()
+            given = {"evaluations": evaluations, "seeds": seeds, "output": output}
+            run(SimpleNamespace(**given, tools=tools, kept=kept))
 
         return main
 
@@ -192,7 +214,7 @@ def compare(
     args: SimpleNamespace,
     pool: Executor,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Runs all tools; returns the record, and the best params of each on seed 0.
+    """Runs the tools; returns the record, and the best params of each on seed 0.
 
     Args:
       problem: The function to minimize.
@@ -204,9 +226,10 @@ def compare(
     runs, found = {}, {}
     chosen = (problem.rates, (None,), problem.sigmas, problem.sigmas)
     scales = dict(zip(METHODS, chosen, strict=True))
-    total = sum(len(each) + args.seeds for each in chosen)
+    total = sum(len(scales[name]) + args.seeds for name in args.tools)
     with tqdm(total=total, unit="run") as bar:
-        for name, method in METHODS.items():
+        for name in args.tools:
+            method = METHODS[name]
 
             def run(scale: float, seed: int, name=name, method=method) -> Run:
                 bar.set_postfix_str(f"{name}, scale {scale}, seed {seed}")
@@ -234,6 +257,11 @@ def compare(
     settings = {"evaluations": args.evaluations, "seeds": args.seeds}
     size = sum(np.size(leaf) for leaf in jax.tree.leaves(problem.params))
     content = {"settings": settings, "dimension": size, "start": start, "runs": runs}
+    if args.kept:
+        content["runs"] = args.kept["runs"] | runs
+        content = args.kept | content
+        # What made the tools that were kept.
+        content["before"] = {name: args.kept[name] for name in provenance()}
     return numbers(content), found
 
 

@@ -95,9 +95,11 @@ def main(args: Any) -> None:
     )
     with compare.processes() as pool:
         content, best = compare.compare(problem, measure, args, pool)
-    content["weights"] = {name: numbers(found) for name, found in best.items()}
+    weights = {name: numbers(found) for name, found in best.items()}
+    content["weights"] = content.get("weights", {}) | weights
     finish(args.output / "mujoco_policy", content, tables, plot)
-    save(rollout(best["R-AdaZO"]), args.output / "mujoco_rollout.png")
+    if "R-AdaZO" in best:
+        save(rollout(best["R-AdaZO"]), args.output / "mujoco_rollout.png")
 
 
 if __name__ == "__main__":

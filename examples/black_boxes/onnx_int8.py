@@ -181,15 +181,16 @@ def main(args: Any) -> None:
         content, best = compare.compare(
             problem, lambda params: {"test": accuracy(model, DARK, params)}, args, pool
         )
-    models = {
-        "float32": (before, None),
-        "int8": (model, None),
-        "int8, tuned by R-AdaZO": (model, best["R-AdaZO"]),
-    }
-    content["accuracies"] = {
-        name: {camera: accuracy(m, data, p) for camera, data in CAMERAS.items()}
-        for name, (m, p) in models.items()
-    }
+    if "R-AdaZO" in best:
+        models = {
+            "float32": (before, None),
+            "int8": (model, None),
+            "int8, tuned by R-AdaZO": (model, best["R-AdaZO"]),
+        }
+        content["accuracies"] = {
+            name: {camera: accuracy(m, data, p) for camera, data in CAMERAS.items()}
+            for name, (m, p) in models.items()
+        }
     finish(args.output / "onnx_int8", content, tables, plot)
 
 

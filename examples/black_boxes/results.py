@@ -94,7 +94,8 @@ def finish(
         for i, table in enumerate(tables(content))
         for row in table.rows
     ]
-    content = provenance() | numbers(content | {"rows": rows})
+    made = provenance()
+    content = made | numbers(content | {"rows": rows}) | made
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     # The innermost lists are on one line each.

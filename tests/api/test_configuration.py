@@ -13,7 +13,7 @@ import pytest
 
 import radazo_jax as zo
 from tests.helpers.compare import Hashed
-from tests.helpers.tables import jit, slow
+from tests.helpers.tables import jit
 from tests.runs.test_compilations import compilations
 
 NAMES = vars(zo) | vars(zo.contrib) | vars(zo.estimators) | vars(zo.shaping)
@@ -38,20 +38,10 @@ WRITTEN = {
     "central_difference(low_rank(rank=2), num_directions=3, smoothing=0.1)": (
         "forward_difference(low_rank(rank=2), num_directions=3, smoothing=0.1)"
     ),
-    "adaptive_difference(sphere(), num_directions=10, smoothing=0.005)": (
-        "adaptive_difference(gaussian(), num_directions=10, smoothing=0.005)"
-    ),
-    "accelerated(forward_difference(sphere(), num_directions=10, smoothing=0.005))": (
-        "accelerated(adaptive_difference(sphere(), 10, smoothing=0.005))"
-    ),
-    "full_difference()": "full_difference(smoothing=0.1)",
-    "full_difference(smoothing=0.1)": "full_difference(smoothing=0.2)",
     "evolution_strategy(sphere(), population_size=20, smoothing=0.005, "
     "antithetic=True, shaping=z_score(eps=0.0, eps_root=1e-05))": (
         "evolution_strategy(shaping=z_score(eps=1.0))"
     ),
-    "cma()": "cma(step_size=0.3)",
-    "cma(population_size=8, step_size=0.3)": "cma(population_size=9, step_size=0.3)",
     "coordinate_wise(num_directions=None, smoothing=0.005, decay=0.9, "
     "uniform_fraction=0.5)": "coordinate_wise(uniform_fraction=0.4)",
     "gaussian_process(sphere(), num_directions=4, smoothing=0.05, memory_size=150, "
@@ -294,7 +284,6 @@ def test_a_field_without_a_hash_is_refused(kind, setting):
         lambda made: zo.ask_tell(jnp.ones(3), optax.sgd(0.1), made),
         lambda made: zo.estimate_gradient(made, 0),
         lambda made: zo.estimators.estimate(made, loss, 0, jnp.ones(3), ()),
-        lambda made: zo.accelerated(made),
     ],
 )
 def test_each_entry_refuses_a_field_without_a_hash(call):
@@ -328,16 +317,9 @@ def test_methods_that_return_something_else_are_refused():
 # --- Settings known only within a program -----------------------------------------
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        zo.forward_difference,
-        slow(lambda *args: zo.accelerated(zo.forward_difference(*args))),
-    ],
-)
-def test_a_distance_may_be_traced(make):
+def test_a_distance_may_be_traced():
     def last(smoothing):
-        estimator = make(Hashed(), 3, smoothing)
+        estimator = zo.forward_difference(Hashed(), 3, smoothing)
         init, step = zo.solver(loss, optax.sgd(1e-2), estimator)
         state = init(jnp.ones(4), 0)
         for _ in range(2):
@@ -385,7 +367,6 @@ OPTIMIZERS = {
     "zo_sgd": (0.1,),
     "zo_signsgd": (0.1,),
     "zo_rmsprop": (0.1,),
-    "bfgs": (),
 }
 each_optimizer = pytest.mark.parametrize(("name", "arguments"), OPTIMIZERS.items())
 

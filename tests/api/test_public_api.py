@@ -26,7 +26,7 @@ MAX_LINES = 300  # Of code: without docstrings, comments and blank lines.
 # import from its own folder and from earlier ones.
 ORDER = (
     *("", "numbers", "directions", "perturb", "base", "evaluators", "estimators"),
-    *("contrib", "search", "transforms", "methods", "steps", "runs", "workers"),
+    *("contrib", "transforms", "methods", "steps", "runs", "workers"),
 )
 
 # The modules whose names are public.
@@ -35,10 +35,10 @@ PUBLIC_MODULES = {
     "contrib.": radazo_jax.contrib,
     "distributions.": radazo_jax.distributions,
     "estimators.": radazo_jax.estimators,
+    "methods.": radazo_jax.methods,
     "nnx.": radazo_jax.nnx,
     "random.": radazo_jax.random,
     "runs.": radazo_jax.runs,
-    "search.": radazo_jax.search,
     "shaping.": radazo_jax.shaping,
     "transforms.": radazo_jax.transforms,
 }

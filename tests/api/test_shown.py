@@ -21,7 +21,7 @@ def traced(params):
 def results():
     """A compiled run, a black box, and the state of ask and tell."""
     estimator = zo.forward_difference(Hashed(), 2)
-    method = optax.sgd(1.0), estimator, zo.search.parabolic()
+    method = optax.inject_hyperparams(optax.sgd)(1e-3), estimator
     options = {"num_steps": 40, "progress": False}
 
     def outside(params):
@@ -39,7 +39,7 @@ def test_say_the_steps_the_values_and_the_shapes(results):
     assert f"values={first:.6g} to {last:.6g} in 40 steps" in repr(compiled)
     assert f"params={shapes}" in repr(compiled)
     assert f"step=40, params={shapes}" in repr(compiled.state)
-    assert "step_size" in repr(compiled.history)
+    assert "learning_rate" in repr(compiled.history)
     assert f"value={box.best.value:.6g}, number={box.best.number}" in repr(box.best)
     assert f"num_evaluations={box.num_evaluations}" in repr(box)
     assert f"step=0, params={shapes}" in repr(told) and "best=Best(" in repr(told)

@@ -26,7 +26,7 @@ from tests.helpers.relatives import (
 from tests.helpers.tables import every, jit, slow
 
 
-@pytest.mark.parametrize("name", every(MAKERS, "accelerated"))
+@pytest.mark.parametrize("name", every(MAKERS, "query_reuse"))
 def test_a_step_with_few_values_or_none(name):
     """A step without a value is skipped; one with some of the values is finite."""
     run = zo.ask_tell(PARAMS, optax.sgd(1e-3), make(name), key=3)
@@ -98,7 +98,7 @@ def test_dtypes_meshes_and_distributions(name, kind):
         )
 
 
-@pytest.mark.parametrize("name", every(sorted(EXACT_SLOPES), "accelerated"))
+@pytest.mark.parametrize("name", every(sorted(EXACT_SLOPES), "query_reuse"))
 def test_the_slope_is_that_along_the_gradient(name):
     """Exactly, in the first step, on a linear function."""
     estimate, *_ = Steps(make(name), lambda at: at @ SLOPES)(0)

@@ -21,7 +21,6 @@ CASES = [
     slow("variance_reduced", "coordinate in turn"),
     slow("residual_feedback", "smooth"),
     slow("gaussian_process", "smooth"),
-    slow("adaptive_difference", "orthonormal"),
 ]
 each_case = pytest.mark.parametrize(("name", "distribution"), CASES)
 
@@ -78,12 +77,11 @@ def test_a_value_that_is_asked_for_again_leaves_no_trace(name, distribution):
 SLOPES = np.array([1.0, -2.0, 3.0, 0.5])
 
 
-@pytest.mark.parametrize("maker", [zo.forward_difference, zo.adaptive_difference])
 @pytest.mark.parametrize("failing", every([[0], [0, 3, 7], [0, *range(3, 11)]], [0]))
-def test_without_the_value_at_the_parameters_the_mean_replaces_it(maker, failing):
+def test_without_the_value_at_the_parameters_the_mean_replaces_it(failing):
     """Each value is compared with the mean of the others, in float64."""
     params = np.zeros(4, np.float32)
-    estimator = maker()
+    estimator = zo.forward_difference()
 
     @jit
     def ask(draw):
@@ -129,7 +127,6 @@ def test_one_value_is_none_to_compare():
 
 NAMES = [
     "majority_vote",
-    slow("accelerated"),
     slow("prior_guided"),
     slow("linear_interpolation"),
     slow("gaussian_process"),

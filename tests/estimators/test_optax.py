@@ -228,7 +228,7 @@ def test_takes_the_steps_of_solver_with_an_inner_transformation():
             state, info = step(state)
             updates, tx_state = tx.update(None, tx_state, params, value_fn=lossy)
             params = optax.apply_updates(params, updates)
-            apart.append(int(info.outcome) == zo.runs.Outcome.SKIPPED)
+            apart.append(bool(info.skipped))
             chex.assert_trees_all_equal(params, state.params)
             chex.assert_trees_all_equal(tx_state.inner_state, state.optimizer_state)
             np.testing.assert_array_equal(tx_state.value, info.value)

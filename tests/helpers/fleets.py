@@ -22,7 +22,6 @@ PARAMS = {"w": np.full((6, 4), 0.25, np.float32), "b": np.zeros(4, np.float32)}
 INPUTS = np.linspace(-1, 1, 18, dtype=np.float32).reshape(3, 6)
 ESTIMATOR = zo.forward_difference(Hashed(), 4)
 OPTIMIZER = zo.zo_sgd(1e-2)
-SEARCH = zo.search.whole()
 STEPS = 12
 
 
@@ -106,13 +105,12 @@ def recipe(
     params=PARAMS,
     optimizer=OPTIMIZER,
     estimator=ESTIMATOR,
-    search=SEARCH,
     batch_size=1,
     sample=None,
 ):
     data = np.asarray(jax.random.key_data(jax.random.key(0)))
     return Recipe(
-        *(make_fun, params, optimizer, estimator, search),
+        *(make_fun, params, optimizer, estimator),
         *(sample, None, batch_size, data),
     )
 

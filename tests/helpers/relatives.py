@@ -16,14 +16,8 @@ DIMENSION = 6
 # Each with few directions.
 MAKERS = {
     "residual_feedback": (zo.contrib.residual_feedback, {"num_directions": 2}),
-    "adaptive_difference": (zo.adaptive_difference, {"num_directions": 3}),
-    "accelerated": (
-        lambda **kwargs: zo.accelerated(zo.forward_difference(**kwargs)),
-        {"num_directions": 2},
-    ),
     "spsa": (zo.spsa, {}),
     "evolution_strategy": (zo.evolution_strategy, {"population_size": 6}),
-    "cma": (zo.estimators.cma, {"population_size": 6, "step_size": 0.1}),
     "variance_reduced": (
         zo.contrib.variance_reduced,
         {"num_directions": 2, "period": 3, "anchor_steps": 1},
@@ -60,9 +54,7 @@ MAKERS = {
     "momentum_perturbation": (zo.contrib.momentum_perturbation, {}),
 }
 HASHED = Hashed()
-WITHOUT_DISTRIBUTION = {
-    *("spsa", "cma", "coordinate_wise", "all_coordinates", "lazy_low_rank"),
-}
+WITHOUT_DISTRIBUTION = {"spsa", "coordinate_wise", "all_coordinates", "lazy_low_rank"}
 
 
 def make(name, distribution=HASHED, **kwargs):
@@ -76,7 +68,6 @@ def make(name, distribution=HASHED, **kwargs):
 # Those whose values show the derivative along the gradient exactly.
 EXACT_SLOPES = set(MAKERS) - {
     "residual_feedback",
-    "cma",
     "majority_vote",
     "gaussian_process",
     "random_features",

@@ -14,13 +14,9 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "methods.md"
 START = jnp.zeros(8)
 ESTIMATORS = {
     "forward_difference": zo.forward_difference(),
-    "adaptive_difference": zo.adaptive_difference(),
-    "full_difference": zo.full_difference(),
-    "accelerated": zo.accelerated(zo.forward_difference()),
     "central_difference": zo.central_difference(),
     "spsa": zo.spsa(),
     "evolution_strategy": zo.evolution_strategy(),
-    "cma": zo.estimators.cma(),
 } | {name: getattr(contrib, name)() for name in contrib.__all__ if name[0].islower()}
 EACH = pytest.mark.parametrize("name", ESTIMATORS)
 

@@ -148,16 +148,6 @@ def test_what_is_no_estimator():
         zo_keras.ZerothOrder(network(), "forward")
 
 
-def test_a_search_is_no_optimizer_of_a_model():
-    trainer = zo_keras.ZerothOrder(network(), zo.forward_difference())
-    with pytest.raises(TypeError) as caught:
-        trainer.compile(optimizer=zo.search.parabolic(), loss="mse")
-    assert str(caught.value) == (
-        "optimizer must have a learning rate, as radazo(1e-2) has; got the search "
-        "parabolic(). Pass it to solver or minimize."
-    )
-
-
 def weights_of(model):
     return np.concatenate([np.asarray(v.value).ravel() for v in model.weights])
 

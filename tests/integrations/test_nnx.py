@@ -177,19 +177,6 @@ def test_has_aux_and_keyword_arguments():
     np.testing.assert_allclose(value, loss_fn(model, X, Y), rtol=1e-6)
 
 
-def test_a_search_is_no_optimizer_of_a_model():
-    model = nnx.Linear(5, 1, rngs=nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, zo.search.parabolic(), wrt=nnx.Param)
-    value_and_grad = zo_nnx.value_and_grad(loss_fn, ESTIMATORS["forward"])
-    _, gradient = value_and_grad(jax.random.key(0), model, X, Y)
-    with pytest.raises(AttributeError) as caught:
-        optimizer.update(model, gradient)
-    assert str(caught.value) == (
-        "optimizer must have a learning rate, as radazo(1e-2) has; got the search "
-        "parabolic(). Pass it to solver or minimize."
-    )
-
-
 def test_bad_input_is_named():
     model = nnx.Linear(5, 1, rngs=nnx.Rngs(0))
     estimator = ESTIMATORS["forward"]

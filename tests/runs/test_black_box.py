@@ -11,7 +11,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import radazo_jax as zo
@@ -101,37 +100,6 @@ def test_parameters_and_candidates_stay_within_bounds():
     points = np.stack([*points, result.params])
     assert points.min() == -0.25
     assert points.max() == 0.5
-
-
-def test_a_point_that_a_step_has_twice_is_evaluated_once():
-    """At first nothing lies ahead: the point there is θ, as in a run that has both."""
-    calls, values = [], []
-
-    def fun(x):
-        calls.append(None)
-        return float(np.sum((x - 1) ** 2))
-
-    def see(report):
-        values.append(report.values)
-
-    estimator = zo.accelerated(zo.forward_difference(zo.orthonormal(), 4))
-    result = zo.minimize_black_box(
-        fun,
-        np.zeros(12, np.float32),
-        optax.sgd(1.0),
-        estimator,
-        zo.search.parabolic(),
-        num_steps=8,
-        progress=False,
-        callback=see,
-    )
-    steps = np.array(values)
-    assert steps.shape == (8, 6)
-    assert result.num_evaluations == 48
-    # In each of the first three steps all directions are new.
-    twice = steps[:, 0] == steps[:, 1]
-    assert twice[:3].all() and not twice.all()
-    assert len(calls) == 48 - np.sum(twice)
 
 
 def bad_values(values):

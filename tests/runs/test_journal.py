@@ -336,13 +336,6 @@ def of_another_version(path):
         (lambda path: zo.replay(path, START + 1, OPTIMIZER, ESTIMATOR), "its start is"),
         (of_another_optimizer, "before step 1"),
         (lambda path: run(path, 3, bounds=(-9.0, 9.0)), "its bounds is"),
-        (lambda path: run(path, 3, scale=2.0), "its scale is"),
-        (
-            lambda path: zo.replay(
-                path, START, OPTIMIZER, ESTIMATOR, zo.search.backtracking()
-            ),
-            r"its search is 'whole\(\)', that of the call is 'backtracking\(\)'",
-        ),
         (
             lambda path: zo.minimize_black_box(
                 fun,

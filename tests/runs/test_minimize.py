@@ -306,7 +306,7 @@ def test_a_function_that_cannot_be_traced_is_sent_to_black_boxes(fun):
     [
         (zo.zo_sgd(1e-2), ESTIMATOR, "optimizer"),
         (zo.radazo(1e-2, mu_dtype="bfloat16"), ESTIMATOR, "optimizer"),
-        (OPTIMIZER, zo.adaptive_difference(Hashed()), "estimator"),
+        (OPTIMIZER, zo.contrib.query_reuse(Hashed()), "estimator"),
     ],
     ids=["tree", "dtype", "estimator"],
 )

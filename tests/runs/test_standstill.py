@@ -54,14 +54,6 @@ def test_a_run_that_stands_still_is_warned_about_once(run, fun, start):
     assert not texts
 
 
-@pytest.mark.parametrize(
-    ("run", "fun"), [(zo.minimize_black_box, steps), slow(zo.minimize, traced)]
-)
-def test_the_default_method_does_not_stand_still(run, fun):
-    result, texts = warned(run, fun, START, num_steps=40)
-    assert result.values.min() < 7 and not texts
-
-
 def test_a_journaled_compiled_run_is_warned_about(tmp_path):
     path = tmp_path / "run.jsonl"
     _, texts = warned(zo.minimize, traced, START, *METHOD, num_steps=12, journal=path)

@@ -17,13 +17,6 @@ def solved(start, bounds):
     return zo.solver(traced_square, *METHOD, bounds=bounds).init(start, 0)
 
 
-@pytest.mark.parametrize(("call", "size"), [(run, 1), slow(traced, 3)])
-def test_equal_bounds_give_their_point_by_the_default_method(call, size):
-    start = np.full(size, 4, np.float32)
-    result = call(start=start, bounds=(4.0, 4.0), method=())
-    np.testing.assert_array_equal(result.params, start)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("call", [run, traced])
 def test_equal_bounds_give_their_point(call):

@@ -8,7 +8,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import radazo_jax as zo
@@ -224,21 +223,3 @@ def test_bad_budgets(run, options, message):
     assert "\n" not in str(caught.value)
 
 
-def test_optimizers_that_take_steps_back_end_at_their_target():
-    def loss(x):
-        return jnp.sum((x - 1.0) ** 2)
-
-    estimator = zo.forward_difference(num_directions=3, smoothing=0.5)
-    run = functools.partial(
-        zo.minimize,
-        loss,
-        jnp.zeros(20),
-        optax.sgd(1.0),
-        estimator,
-        zo.search.parabolic(),
-    )
-    result = run(key=0, target=1.0, max_evaluations=4000, progress=False)
-    assert result.values[-1] <= 1.0 < result.values[-2]
-    chex.assert_trees_all_equal(
-        result.params, run(num_steps=len(result.values), key=0, progress=False).params
-    )

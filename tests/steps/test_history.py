@@ -143,22 +143,12 @@ def test_states_of_ones_own_loop():
     assert zo.runs.scalars(state)["inner_state.1.value"] is own.value
 
 
-def test_the_scalars_of_a_state_hold_those_of_its_search():
-    init, _ = zo.solver(
-        linear, optax.sgd(1.0), zo.forward_difference(), zo.search.parabolic()
-    )
-    state = init(jnp.ones(3), 0)
-    found = zo.runs.scalars(state)
-    assert found["step_size"] is state.search_state.step_size
-    assert found["value"] is state.search_state.value
-
-
 def test_trees_like_the_parameters_are_left_out():
     optimizer = optax.inject_hyperparams(zo.radazo)(0.5)
     start = {"a": jnp.ones(()), "b": jnp.ones(3)}
-    state = zo.ask_tell(start, optimizer, zo.adaptive_difference()).state
+    state = zo.ask_tell(start, optimizer, zo.forward_difference()).state
     names = {name.rpartition(".")[2] for name in zo.runs.scalars(state)}
-    assert {"learning_rate", "smoothing", "curvature"} < names
+    assert "learning_rate" in names
     assert not names & {"a", "b", "mu", "nu"}
 
 

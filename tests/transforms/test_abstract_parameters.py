@@ -25,7 +25,6 @@ OPTIMIZERS = {
     "zo_rmsprop": zo.zo_rmsprop(1e-2),
     "zo_sgd": zo.zo_sgd(1e-2, momentum=0.9),
     "zo_signsgd": zo.zo_signsgd(1e-2),
-    "bfgs": zo.bfgs(),
     "anchored_decay": zo.transforms.anchored_decay(None, 0.1),
     "anchored_decay, given": zo.transforms.anchored_decay(PARAMS, 0.1),
     "rounding": zo.transforms.stochastic_rounding(0),
@@ -97,10 +96,9 @@ def test_tree_map_params_keeps_what_it_does_not_map(name):
         assert a is b
 
 
-@pytest.mark.parametrize("name", ["radazo, replayed", "bfgs"])
-def test_a_run_continues_from_a_state_in_the_place_of_an_abstract_one(name):
+def test_a_run_continues_from_a_state_in_the_place_of_an_abstract_one():
     estimator = zo.forward_difference(zo.rademacher(), num_directions=2)
-    optimizer = OPTIMIZERS[name]
+    optimizer = OPTIMIZERS["radazo, replayed"]
     init, step = zo.solver(
         lambda p: jnp.sum(p["b"] ** 2) + jnp.sum(p["w"].astype("float32") ** 2),
         optimizer,

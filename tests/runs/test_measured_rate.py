@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.steps import defaults
+from radazo_jax._src.runs import rates
 from tests.helpers.compare import Hashed
 from tests.helpers.tables import slow
 
@@ -63,15 +63,6 @@ def test_the_run_is_radazo_at_the_schedule_of_the_rate(whole):
     assert again.learning_rate is None
 
 
-def test_it_is_the_default_method_at_the_rate(whole):
-    found = rate()
-    optimizer, _, search = zo.default_method(
-        START, found.learning_rate, found.num_steps
-    )
-    again = run(optimizer=optimizer, search=search)
-    chex.assert_trees_all_equal(again.state, whole.state)
-
-
 def test_the_history_has_the_rate_of_each_step(whole):
     expected = [rate().schedule(t) for t in range(12)]
     np.testing.assert_array_equal(whole.history.scalars["learning_rate"], expected)
@@ -121,12 +112,8 @@ def test_a_journal_keeps_the_rate(whole, tmp_path):
     assert again.learning_rate == first.learning_rate == whole.learning_rate
     assert again.num_evaluations == whole.num_evaluations
     found = again.learning_rate
-    optimizer, _, search = zo.default_method(
-        START, found.learning_rate, found.num_steps
-    )
-    state = zo.replay(
-        path, START, optimizer, ESTIMATOR, search, fun=loss, sample=sample
-    )
+    optimizer = zo.radazo(found.schedule, bias_correction=True)
+    state = zo.replay(path, START, optimizer, ESTIMATOR, fun=loss, sample=sample)
     np.testing.assert_array_equal(state.params, again.params)
 
 
@@ -150,7 +137,7 @@ def test_the_probe_stays_within_bounds():
 
 @pytest.mark.slow
 def test_large_trees_replay_their_moments(monkeypatch):
-    monkeypatch.setattr(defaults, "_LARGE", START.size - 1)
+    monkeypatch.setattr(rates, "_LARGE", START.size - 1)
     start = START.reshape(4, 6)
 
     def fun(x, noise):
