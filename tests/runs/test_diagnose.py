@@ -57,7 +57,7 @@ def test_measures_a_traced_function_with_its_smoothing():
 
 @pytest.mark.parametrize("smoothing, is_far", [(1e-3, True), (0.5, False)])
 def test_a_smoothing_that_it_would_not_choose_is_named(smoothing, is_far):
-    """Of a function in steps of 1/4, of which directions cross none or some."""
+    """A function has steps of 1/4, of which directions cross none or some."""
     inputs = jax.random.normal(jax.random.key(0), (64, 9))
 
     def fun(x):
@@ -75,7 +75,7 @@ def noisy(slope, noise, seed):
 
 
 def test_noise_is_separated_from_the_change():
-    """By 48 evaluations, of which 39 degrees of freedom tell the noise."""
+    """There are 48 evaluations, and 39 degrees of freedom of the noise."""
     calls, fun = [], noisy(30.0, 0.1, 3)
 
     def recorded(x):
@@ -94,6 +94,7 @@ def test_noise_is_separated_from_the_change():
     assert "the noise of fun hides its change" in hidden.advice[0]
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_traced_function_is_seen():
     """16 times three values at θ: 32 degrees of freedom."""
     draws = np.random.default_rng(0)
@@ -186,6 +187,7 @@ def normals(key):
     return jax.random.normal(key, START.shape)
 
 
+@pytest.mark.slow
 def test_minibatches_have_the_settings_that_a_run_takes():
     options = {"sample": normals, "key": 3}
     found = zo.diagnose(batch_loss, jnp.asarray(START), ESTIMATOR, **options)
@@ -198,6 +200,7 @@ def test_minibatches_have_the_settings_that_a_run_takes():
     assert found.noise == 0
 
 
+@pytest.mark.slow
 def test_minibatches_without_a_rate_have_the_reason():
     def fun(params, noise):
         return -1 - jnp.sum(params**2)
@@ -214,57 +217,3 @@ def test_bad_input_is_named():
         zo.diagnose(lambda x: 0.0, np.arange(3), ESTIMATOR, 0)
     with pytest.raises(TypeError, match="a function that JAX traces with sample"):
         zo.diagnose(lambda x, b: 0.0, START, ESTIMATOR, sample=lambda key: 1.0)
-
-
-SIZES = np.array([1e4, 1.0, 1e-4])
-TARGET = SIZES * [0.3, -0.2, 0.5]
-
-
-def bowl(x):
-    return float(np.sum(((x - TARGET) / SIZES) ** 2) + 1)
-
-
-def steps(x):
-    return float(np.sum(np.floor(9 * np.abs(x / SIZES - 1))))
-
-
-def noisy_bowl():
-    draws = np.random.default_rng(0)
-    return lambda x: bowl(x) + 1e-3 * float(draws.standard_normal())
-
-
-def failing(x):
-    return bowl(x) if x[0] == 0 else np.nan
-
-
-@pytest.mark.parametrize(
-    "fun, kind, advised",
-    [
-        (lambda x: bowl(x * SIZES), "smooth", ()),
-        (bowl, "scaled", ("pass scale=found.sizes",)),
-        (noisy_bowl(), "noisy", ("a random number without a seed",)),
-        (steps, "in steps", ("name estimators.cma",)),
-        (lambda x: float(np.sum(x > 0.2)), "in steps", ("name estimators.cma",)),
-        (failing, "failing", ("fun failed at 2 of 10 points",)),
-        (lambda x: 1 / 0, "failing", ("fun failed at 10 of 10 points",)),
-        (lambda x: 3.0, "constant", ("fun did not change",)),
-    ],
-)
-def test_the_class_of_a_function_is_the_one_that_the_default_method_finds(
-    fun, kind, advised
-):
-    found = zo.diagnose(fun, np.zeros(3))
-    assert found.kind == kind
-    assert str(found).startswith(f"class                   {kind}\n")
-    assert len(found.advice) == len(advised)
-    assert all(text in line for text, line in zip(advised, found.advice, strict=True))
-    assert (found.sizes is not None) == (kind == "scaled")
-
-
-def test_many_parameters_and_named_estimators_have_no_class():
-    def curved(x):
-        return jnp.sum(x**2)
-
-    found = zo.diagnose(curved, jnp.ones(101))
-    assert found.kind == "" and found.sizes is None and found.difference > 0
-    assert zo.diagnose(curved, jnp.ones(4), ESTIMATOR).kind == ""

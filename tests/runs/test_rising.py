@@ -17,7 +17,7 @@ STEPS = np.arange(1000)
     "losses, warns",
     [
         (2 + STEPS / 100, True),
-        (2 + STEPS / 100 + NOISE, True),
+        (2 + STEPS / 100 + NOISE / 4, True),
         (2 - STEPS / 1000 + NOISE, False),
         (2 + NOISE, False),
         (np.full(1000, 2.0), False),
@@ -51,26 +51,32 @@ def loss(params, batch):
     return 1 + jnp.mean((params - batch) ** 2)
 
 
+def jittery(params, batch):
+    """Short differences show the sine alone, and steps are a random walk."""
+    return loss(params, batch) + jnp.sin(3e3 * jnp.sum(params)) / 10
+
+
 def sample(key):
-    return jax.random.normal(key, (16,))
+    return jax.random.normal(key, (16,)) / 4
 
 
-def run(**options):
+def run(fun, **options):
     return zo.minimize(
-        loss, jnp.ones(16), sample=sample, num_steps=400, progress=False, **options
+        fun, jnp.ones(16), sample=sample, num_steps=400, progress=False, **options
     )
 
 
-def test_a_run_that_diverges_is_told_the_measured_rate_and_smoothing():
-    found = zo.find_learning_rate(loss, jnp.ones(16), 400, sample=sample)
+def test_a_run_that_rises_is_told_the_measured_rate_and_smoothing():
+    found = zo.find_learning_rate(jittery, jnp.ones(16), 400, sample=sample)
     text = (
-        rf"above 2 at the start.*Measured at the start: radazo\("
-        rf"{found.learning_rate:.2g}\) with smoothing={found.smoothing:.2g}"
+        "The loss has risen .* Measured at the start: radazo"
+        rf"\({found.learning_rate:.2g}\) with smoothing={found.smoothing:.2g}"
     )
-    with pytest.warns(UserWarning, match=text.replace("above 2 ", "above .* ")) as told:
-        run(optimizer=zo.radazo(3.0), estimator=zo.forward_difference())
+    with pytest.warns(UserWarning, match=text) as told:
+        run(jittery, optimizer=zo.radazo(0.05), estimator=zo.forward_difference())
     assert len(told) == 1 and told[0].filename == __file__
 
 
+@pytest.mark.slow
 def test_a_run_at_the_measured_rate_is_not_told():
-    assert np.isfinite(run().values).all()
+    assert np.isfinite(run(loss).values).all()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers import tables
 
 KEY = jax.random.key(0)
 START = jnp.full(40, 0.5)
@@ -61,7 +62,7 @@ def test_the_agreements_are_those_of_the_points():
     inputs = np.asarray(INPUTS, np.float64)
     values = np.mean((rounded @ inputs.T - inputs[:, 0]) ** 2, axis=-1)
     np.testing.assert_array_equal(x[:, 0], np.broadcast_to(START, (16, 40)))
-    lengths = np.linalg.norm(x[:, 1:7] - START, axis=-1)
+    lengths = np.linalg.norm(x[:, 1:7] - np.asarray(START), axis=-1)
     expected = np.broadcast_to(found.distances, lengths.shape)
     np.testing.assert_allclose(lengths, expected, rtol=1e-3)
     np.testing.assert_allclose(x[:, 1:7] + x[:, 7:], 1.0, atol=1e-6)
@@ -75,7 +76,9 @@ def test_the_agreements_are_those_of_the_points():
 
 
 @pytest.mark.parametrize(
-    "distribution", [zo.sphere(), zo.rademacher(), zo.orthonormal()], ids=repr
+    "distribution",
+    [zo.rademacher(), tables.slow(zo.sphere()), tables.slow(zo.orthonormal())],
+    ids=repr,
 )
 def test_a_staircase_needs_the_width_of_a_step(distribution):
     """Short differences are 0 or jumps; a smooth function has no need of long ones."""
@@ -86,6 +89,7 @@ def test_a_staircase_needs_the_width_of_a_step(distribution):
     assert per_element(smooth, distribution) < per_element(rough, distribution)
 
 
+@pytest.mark.slow
 def test_the_gradient_at_the_measured_smoothing_is_the_one_of_the_bowl():
     """And the gradient at the default smoothing is not."""
     true = np.asarray(jax.grad(bowl)(START))
@@ -105,12 +109,15 @@ def test_distances_share_a_minibatch():
         return bowl(x) + noise
 
     def sample(key):
-        return 100 * jax.random.normal(key)
+        return 10 * jax.random.normal(key)
 
     found = zo.find_smoothing(noisy, START, sample=sample)
-    assert found.agreements[-2] > 0.9
+    plain = zo.find_smoothing(bowl, START)
+    # A noise of 10 between distances would hide differences of less than 1.
+    np.testing.assert_allclose(found.agreements, plain.agreements, atol=0.02)
 
 
+@pytest.mark.slow
 def test_narrow_parameters_and_losses_need_longer_distances():
     """In bfloat16, short distances are rounded away, and differences of the loss."""
     start = START.astype(jnp.bfloat16)
@@ -126,10 +133,10 @@ def test_narrow_parameters_and_losses_need_longer_distances():
 
 def test_a_loss_that_fails_far_away_has_a_shorter_smoothing():
     def fun(x):
-        return jnp.where(jnp.max(jnp.abs(x - 0.5)) < 0.1, staircase(x), jnp.nan)
+        return jnp.where(jnp.max(jnp.abs(x - 0.5)) < 0.2, staircase(x), jnp.nan)
 
     found = zo.find_smoothing(fun, START, distribution=zo.rademacher())
-    assert found.smoothing < 0.1 and np.isnan(found.agreements[-1])
+    assert found.smoothing == 0.125 and np.isnan(found.agreements[-1])
 
 
 def test_parameters_of_zero_have_distances_up_to_1():
@@ -185,6 +192,7 @@ def test_a_run_measures_the_smoothing_that_nobody_named():
     np.testing.assert_array_equal(other.params, found.params)
 
 
+@pytest.mark.slow
 def test_a_run_that_continues_keeps_its_smoothing(tmp_path):
     path = tmp_path / "run.jsonl"
     whole = run(journal=path)
@@ -195,13 +203,16 @@ def test_a_run_that_continues_keeps_its_smoothing(tmp_path):
     again = run(journal=path)
     np.testing.assert_array_equal(again.params, whole.params)
     found = whole.learning_rate
-    method = zo.default_method(
-        START, found.learning_rate, found.num_steps, found.smoothing
+    method = (
+        zo.radazo(found.schedule, bias_correction=True),
+        zo.forward_difference(zo.orthonormal(), smoothing=found.smoothing),
     )
-    state = zo.replay(path, START, *method, fun=batch_loss, sample=rows_of)
-    np.testing.assert_array_equal(state.params, whole.params)
+    data = {"fun": batch_loss, "sample": rows_of, "exact": False}
+    state = zo.replay(path, START, *method, **data)
+    np.testing.assert_allclose(state.params, whole.params, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_named_optimizer_has_the_default_smoothing():
     optimizer = zo.radazo(1e-3)
     named, unnamed = (

@@ -10,19 +10,14 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, trees
-from radazo_jax._src.base import (
-    Draw,
-    GradientEstimator,
-    Objective,
-    Points,
-    candidates,
-)
+from radazo_jax._src.contracts import Draw, GradientEstimator, Objective, Points
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.estimators.differences import forward_difference
 from radazo_jax._src.estimators.gradients import points_of
 from radazo_jax._src.evaluators.external import External, Mistake
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
+from radazo_jax._src.points import candidates
 from radazo_jax._src.runs import learning_rate, lost
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.smoothing import Evaluated, Smoothing, Table
@@ -57,13 +52,8 @@ class Diagnosis(NamedTuple):
         of the lost part over the norm of the perturbation.
       failures: Texts about evaluations that failed.
       advice: Settings to change; empty if there are none.
-      kind: The class that the default method finds: "smooth", "scaled", "noisy",
-        "in steps", "failing" (at some points) or "constant". Empty if an estimator is
-        named, and above 100 parameters.
-      sizes: The sizes of the parameters if the class is "scaled", a tree like them to
-        pass as `scale`; otherwise `None`.
       smoothing: The smoothing of `find_smoothing`, if JAX traces the function; `None`
-        with a class, or if there is none.
+        if there is none.
       learning_rate: The learning rate of `find_learning_rate`, of a run whose number of
         steps is not known; `None` without `sample`, or if there is none.
     """
@@ -76,8 +66,6 @@ class Diagnosis(NamedTuple):
     lost: dict[str, float]
     failures: tuple[str, ...]
     advice: tuple[str, ...]
-    kind: str = ""
-    sizes: Any = None
     smoothing: Smoothing | None = None
     learning_rate: LearningRate | None = None
 
@@ -90,7 +78,6 @@ class Diagnosis(NamedTuple):
             taken = self.learning_rate.learning_rate
             measured += [f"learning rate           {taken:.3g} / √(1 + t/100)"]
         lines = [
-            *([f"class                   {self.kind}"] if self.kind else []),
             f"value at θ              {self.value:.6g}",
             f"noise at one point      {self.noise:.3g}",
             f"difference along u      {self.difference:.3g}",
@@ -115,25 +102,23 @@ def diagnose(
 ) -> Diagnosis:
     """Evaluates a function at a few points, and says what to set before a run.
 
-    Without an estimator and up to 100 parameters, the default method takes its first
-    steps, up to the one that moves: d + 2 evaluations, and at most ten times d + 1 more
-    if it seeks the sizes of parameters, or a step of `cma` if differences are 0. They
-    tell the class of the function.
-
-    Then it evaluates a Python function four times at θ, and at two points along each of
-    at most four directions, at the distance of the estimator: 12 evaluations. If the
+    It evaluates a Python function four times at θ, and at two points along each of at
+    most four directions, at the distance of the estimator: 12 evaluations. If the
     values at θ differ, it evaluates θ 12 more times and each other point 3 more times,
     to separate the noise from the change of the function: 48 evaluations.
 
     A function that JAX traces is evaluated as by `find_smoothing`, and at the distance
-    of the estimator: 272 evaluations. With `sample`, there is no class, and a learning
-    rate is measured as by `find_learning_rate`.
+    of the estimator: 272 evaluations. With `sample`, a learning rate is measured as by
+    `find_learning_rate`.
+
+    The default method needs no settings, and finds the class of a function by itself:
+    `stages` of its result name it.
 
     Args:
       fun: A function of the parameters, as in `minimize` or `minimize_black_box`. One
         that JAX can trace is compiled.
       params: θ, a tree of floating-point arrays.
-      estimator: The estimator of the run; by default the default method's.
+      estimator: The estimator of the run; by default `forward_difference()`.
       key: A key; it is consumed.
       sample: `sample(key)` returns a minibatch, the second argument of `fun`, which
         JAX must be able to trace.
@@ -166,7 +151,6 @@ def diagnose(
       ... )
       >>> measured.learning_rate.over(500).learning_rate
       0.0...
-
     """
     chosen = forward_difference() if estimator is None else estimator
     return _measured_at(fun, trees.with_float64(params), chosen, key, sample)
@@ -178,7 +162,6 @@ def _measured_at(
     estimator: GradientEstimator,
     key: jax.typing.ArrayLike,
     sample: Callable[[jax.Array], Any] | None = None,
-    has_class: bool = False,
 ) -> Diagnosis:
     """The measurements at the distances of an estimator."""
     checks.warn_of_float32(params)
@@ -207,9 +190,7 @@ def _measured_at(
     values = _Values.of_table(table, own)
     found = values.diagnosis(dtype)
     found = found._replace(lost=lost.by_rounding(points, params))
-    reasons: list[str] = []
-    if not has_class:
-        found, reasons = _with_settings(found, probe, params, key, table, own)
+    found, reasons = _with_settings(found, probe, params, key, table, own)
     return found._replace(advice=tuple(_advice(found, values, params, reasons)))
 
 

@@ -147,10 +147,8 @@ class Journal:
         with file:
             lines = iter(lambda: file.readline(_LONGEST), b"")
             for number, text in enumerate(lines):
-                if number == 0 and not any(
-                    text[: len(begin)] == begin[: len(text)]
-                    for begin in (_BEGIN, _OLDER)
-                ):
+                begins = (text[: len(x)] == x[: len(text)] for x in (_BEGIN, _OLDER))
+                if number == 0 and not any(begins):
                     raise ValueError(
                         "journal must be a file that a run wrote, or a new one; got "
                         f"{self.path!r}, which begins with {text[:20]!r}. Give another "
@@ -287,10 +285,9 @@ def _record(fields: dict[str, Any], step: int, line: dict[str, Any]) -> Record:
             "failures": tuple(map(str, fields.get("failures", ()))),
         }
     )
-    if not isinstance(record.mean, float | None):
-        raise ValueError(f"its mean is {record.mean!r}")
-    if not isinstance(record.again, int | None):
-        raise ValueError(f"its again is {record.again!r}")
+    for name, kind in (("mean", float), ("again", int)):
+        if not isinstance(getattr(record, name), kind | None):
+            raise ValueError(f"its {name} is {getattr(record, name)!r}")
     if type(record.step) is not int or record.step != step:
         raise ValueError(f"it is of step {record.step!r}")
     if values.ndim not in (1, 2) or not values.size:

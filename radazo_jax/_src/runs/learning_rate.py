@@ -11,11 +11,7 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks, programs, trees
-from radazo_jax._src.base import (
-    Evaluator,
-    Objective,
-    check_evaluator,
-)
+from radazo_jax._src.contracts import Evaluator, Objective, check_evaluator
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.estimators.differences import (
@@ -25,7 +21,6 @@ from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import smoothing as smoothings
 from radazo_jax._src.runs.smoothing import Evaluated
-from radazo_jax._src.transforms.decayed import DecayedRate
 
 _PAIRS = 8  # Symmetric pairs of points, each on a minibatch of its own.
 _MOST_SIZES = 20
@@ -37,8 +32,52 @@ _LEAST_SPREAD = 1e-5  # Of losses between minibatches, of the loss; less is roun
 # η √((1 + β₁) T / (1 − β₁)) over the flatness: 0.8 · √19, chosen on ten problems.
 _FACTOR = 0.8 * math.sqrt(19)
 
+# Without a known end, the rate falls as 1/√(1 + t / _SLOW).
+_SLOW = 100
+
 # The number of steps whose first rate a run without a known end has.
 _ENDLESS = 400
+
+
+class DecayedRate(NamedTuple):
+    """State of a learning rate that falls over a run.
+
+    Attributes:
+      count: t, the number of updates so far: int32, shape ().
+      learning_rate: η of the latest update, or of the first if there is none yet:
+        float32, shape ().
+      initial_learning_rate: η of the first update: float32, shape ().
+      num_steps: T, the number of updates after which the rate is 0; 0 if it is not
+        known: int32, shape ().
+      smoothing: μ of the run that was measured with the rate, NaN without: float32,
+        shape ().
+    """
+
+    # `count` is the name that Optax's states have; it hides a method of tuple.
+    count: jax.Array  # type: ignore[assignment]
+    learning_rate: jax.Array
+    initial_learning_rate: jax.Array
+    num_steps: jax.Array
+    smoothing: jax.Array
+
+    @classmethod
+    def of(
+        cls, learning_rate: float, num_steps: int | None, smoothing: float | None = None
+    ) -> "DecayedRate":
+        """The state before the first update."""
+        # No two fields share a buffer, because runs donate their states.
+        rate, first = (trees.number(learning_rate, np.float32) for _ in range(2))
+        count, end = (trees.number(n, np.int32) for n in (0, num_steps or 0))
+        far = trees.number(np.nan if smoothing is None else smoothing, np.float32)
+        return cls(count, rate, first, end, far)
+
+    def now(self) -> jax.Array:
+        """The rate of the next update: float32, shape ()."""
+        t = jnp.asarray(self.count).astype(jnp.float32)
+        end = jnp.asarray(self.num_steps).astype(jnp.float32)
+        ending = jnp.maximum(1 - t / jnp.maximum(end, 1), 0)
+        endless = jax.lax.rsqrt(1 + t / _SLOW)
+        return self.initial_learning_rate * jnp.where(end > 0, ending, endless)
 
 
 class LearningRate(NamedTuple):
@@ -88,7 +127,9 @@ class LearningRate(NamedTuple):
 
     def __repr__(self) -> str:
         """A report in plain text."""
-        limit = " (the root mean square of params)" if self.flatness == self.rms else ""
+        is_limited = self.flatness == self.rms
+        limit = " (the root mean square of params)" if is_limited else ""
+        hint = ["  a limit: twice the rate is worth a try"] if is_limited else []
         end = "falls as 1/√(1 + t/100)"
         if self.num_steps is not None:
             end = f"decayed to 0 over     {self.num_steps} steps"
@@ -101,6 +142,7 @@ class LearningRate(NamedTuple):
                 else []
             ),
             f"flatness                {self.flatness:.3g}{limit}",
+            *hint,
             f"loss at params          {self.loss:.6g}",
             f"  rise that was probed  {self.rise:.3g}",
             f"evaluations             {self.num_evaluations}",

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks
-from radazo_jax._src.base import Points
+from radazo_jax._src import checks, xla
+from radazo_jax._src.contracts import Points
 from radazo_jax._src.directions.distribution import elements, num_random
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, SolverState
@@ -60,7 +60,8 @@ def _lost(points: Points, params: optax.Params) -> list[jax.Array]:
             return jnp.zeros(())
         before = wide(p)
         wanted = scale.astype(before.dtype) * u.astype(before.dtype)
-        moved = wide((before + wanted).astype(p.dtype)) - before
+        # A fused program would compute with the sum before it is rounded.
+        moved = wide(xla.rounded((before + wanted).astype(p.dtype))) - before
         return _share(moved - wanted, wanted)
 
     # A matrix that is perturbed by factors is multiplied as it is.

@@ -1,24 +1,30 @@
 """The learning rate and the smoothing of a run that names no optimizer."""
 
 import dataclasses
+import functools
+import math
 from typing import Any, NamedTuple, TypeGuard
 
+import jax
 import optax
+from jax.tree_util import Partial
 
 from radazo_jax._src import trees
-from radazo_jax._src.base import GradientEstimator
+from radazo_jax._src.contracts import GradientEstimator, GradientTransformationExtraArgs
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.signs import orthonormal
 from radazo_jax._src.estimators.differences import FiniteDifferences, forward_difference
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import learning_rate
 from radazo_jax._src.runs.journal import Journal
-from radazo_jax._src.runs.learning_rate import LearningRate
+from radazo_jax._src.runs.learning_rate import DecayedRate, LearningRate
 from radazo_jax._src.runs.smoothing import Evaluated
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, SolverState
-from radazo_jax._src.transforms import decayed
+from radazo_jax._src.transforms.in_place import chain_in_place
+from radazo_jax._src.transforms.moments import scale_by_radazo
+from radazo_jax._src.transforms.replayed import scale_by_replayed_radazo
 
 # Above so many parameters, moments are replayed, not stored.
 _LARGE = 1 << 24
@@ -35,7 +41,7 @@ def default(
     """
     chosen: Any = forward_difference(orthonormal()) if estimator is None else estimator
     most = max(getattr(chosen, "num_directions", 0), 64)
-    return decayed.radazo_at(0.0, None, size > _LARGE, most), chosen
+    return radazo_at(0.0, None, size > _LARGE, most), chosen
 
 
 def of_run(
@@ -64,14 +70,14 @@ def of_run(
         budget.spend(rate.num_evaluations)
         if rate.num_steps is None:
             rate = rate.over(budget.total)
-        held = decayed.with_rate(
+        held = with_rate(
             state.optimizer_state, rate.learning_rate, rate.num_steps, rate.smoothing
         )
         state = state._replace(optimizer_state=held)
-    end = decayed.end_of(state.optimizer_state)
+    end = end_of(state.optimizer_state)
     if end is not None:
         budget.end_at(end, int(state.step))
-    far = decayed.smoothing_of(state.optimizer_state)
+    far = smoothing_of(state.optimizer_state)
     if far is not None and _is_measured(run.estimator):
         run = run._replace(estimator=dataclasses.replace(run.estimator, smoothing=far))
     return run, state, rate
@@ -110,7 +116,7 @@ def _found(run: Run, state: SolverState, budget: Budget) -> LearningRate:
 
 
 class Advice(NamedTuple):
-    """What to try if the loss of a run rises.
+    """A rate and a smoothing to try if the loss of a run rises.
 
     Attributes:
       run: The run, with traced functions.
@@ -145,3 +151,83 @@ class Advice(NamedTuple):
             f"smoothing={found.smoothing:.2g}. Without an optimizer and a smoothing, "
             "minimize takes these."
         )
+
+
+def radazo_at(
+    learning_rate: float,
+    num_steps: int | None,
+    replayed: bool = False,
+    max_directions: int = 64,
+) -> GradientTransformationExtraArgs:
+    """R-AdaZO with bias correction, at a rate that falls to 0.
+
+    Runs at other rates or of other numbers of steps share a program.
+
+    Args:
+      learning_rate: η of the first step.
+      num_steps: T, the number of steps over which the rate falls linearly to 0; if it
+        is `None`, the rate falls as 1/√(1 + t/100).
+      replayed: Whether moments are replayed.
+      max_directions: The largest number of directions per step, with replayed moments.
+    """
+    chain = _chain(replayed, max_directions)
+    begin = Partial(_begun, chain.init, DecayedRate.of(learning_rate, num_steps))
+    return optax.GradientTransformationExtraArgs(begin, chain.update)
+
+
+def with_rate(
+    state: Any,
+    learning_rate: float,
+    num_steps: int | None,
+    smoothing: float | None = None,
+) -> Any:
+    """A state of `radazo_at` before its first update, with another rate."""
+    return (*state[:-1], DecayedRate.of(learning_rate, num_steps, smoothing))
+
+
+def end_of(state: Any) -> int | None:
+    """The number of updates after which the rate is 0, if a state has such a rate."""
+    if isinstance(state, tuple) and state and isinstance(state[-1], DecayedRate):
+        return int(state[-1].num_steps) or None
+    return None
+
+
+def smoothing_of(state: Any) -> float | None:
+    """The smoothing that was measured with the rate of a state, if there is one."""
+    if isinstance(state, tuple) and state and isinstance(state[-1], DecayedRate):
+        far = float(state[-1].smoothing)
+        return None if math.isnan(far) else far
+    return None
+
+
+def _begun(init: Any, rate: DecayedRate, params: optax.Params) -> Any:
+    return (*init(params)[:-1], rate)
+
+
+def _scale(
+    updates: optax.Updates,
+    state: DecayedRate,
+    params: optax.Params | None = None,
+    **extra_args: Any,
+) -> tuple[optax.Updates, DecayedRate]:
+    del params, extra_args
+    rate = state.now()
+    updates = jax.tree.map(lambda u: -rate.astype(u.dtype) * u, updates)
+    count = optax.safe_increment(state.count)
+    return updates, state._replace(count=count, learning_rate=rate)
+
+
+# The same object at each call, so that runs compile once.
+@functools.cache
+def _chain(replayed: bool, max_directions: int) -> GradientTransformationExtraArgs:
+    def unknown(params: optax.Params) -> DecayedRate:
+        del params
+        return DecayedRate.of(0.0, None)
+
+    rate = optax.GradientTransformationExtraArgs(unknown, _scale)
+    if replayed:
+        moments = scale_by_replayed_radazo(
+            bias_correction=True, max_directions=max_directions
+        )
+        return chain_in_place(moments, rate)
+    return optax.chain(scale_by_radazo(bias_correction=True), rate)

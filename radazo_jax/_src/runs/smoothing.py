@@ -11,19 +11,14 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks, programs, trees
-from radazo_jax._src.base import (
-    Draw,
-    Evaluator,
-    Objective,
-    check_evaluator,
-    sample_points,
-)
+from radazo_jax._src.contracts import Draw, Evaluator, Objective, check_evaluator
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.estimators.differences import check_distribution
 from radazo_jax._src.estimators.gradients import values_at
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
+from radazo_jax._src.points import sample_points
 from radazo_jax._src.steps import box, draws, step
 from radazo_jax._src.steps.box import Bounds
 
@@ -77,9 +72,8 @@ class Smoothing(NamedTuple):
 
     Attributes:
       smoothing: μ, in units of the length of a direction of the distribution.
-      agreement: How well differences at μ predict the differences at other distances:
-        the mean correlation over random directions, at most 1. It is about 1 for smooth
-        functions.
+      agreement: The mean correlation, over random directions, of differences at μ with
+        differences at other distances: at most 1, and about 1 for smooth functions.
       distances: The distances that were tried, from short to long: [m].
       agreements: The agreement at each distance, NaN if a loss there is not finite:
         [m].
@@ -177,7 +171,7 @@ class Table(NamedTuple):
     """The losses at θ and around it, along several directions.
 
     Attributes:
-      distances: The distances, from short to long, those of the caller among them: [m].
+      distances: All distances, also the caller's, from short to long: [m].
       usual: Whether a distance is one of those to choose from: [m].
       unit: The distance that moves a parameter by 1, in the root mean square.
       base: The losses at θ, on the minibatches of the directions: [directions, 1].
@@ -260,7 +254,7 @@ def agreements(ahead: np.ndarray, back: np.ndarray, counted: np.ndarray) -> np.n
     Args:
       ahead: The differences f(θ + sᵢ u) − f(θ), [directions, m], from short to long.
       back: The differences f(θ − sᵢ u) − f(θ), likewise.
-      counted: Whether a distance is one of those with which all agree or do not: [m].
+      counted: Whether a distance is compared with all the others: [m].
     """
     odd, even = (ahead - back) / 2, (ahead + back) / 2
     length = np.sqrt(np.sum(odd**2, axis=0))

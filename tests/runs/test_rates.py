@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.transforms import decayed
+from radazo_jax._src.runs import rates
 from tests.helpers.tables import jit
 
 PARAMS = {"w": jnp.linspace(-1.0, 1.0, 12).reshape(4, 3), "b": jnp.ones(5)}
@@ -26,7 +26,7 @@ def squares(params):
 def test_the_steps_are_radazo_at_a_schedule(num_steps, moments):
     replayed = moments == "replayed"
     optimizers = (
-        decayed.radazo_at(0.1, num_steps, replayed),
+        rates.radazo_at(0.1, num_steps, replayed),
         zo.radazo(SCHEDULES[num_steps], bias_correction=True, moments=moments),
     )
     found = []
@@ -40,18 +40,18 @@ def test_the_steps_are_radazo_at_a_schedule(num_steps, moments):
 
 
 def test_the_rate_ends_at_zero():
-    optimizer = decayed.radazo_at(0.5, 4)
+    optimizer = rates.radazo_at(0.5, 4)
     state, found = optimizer.init(PARAMS), []
     for _ in range(6):
         _, state = optimizer.update(PARAMS, state, PARAMS)
         found.append(float(state[-1].learning_rate))
     assert found == [0.5, 0.375, 0.25, 0.125, 0.0, 0.0]
-    assert decayed.end_of(state) == 4
+    assert rates.end_of(state) == 4
 
 
 def test_the_state_begins_with_the_rate_of_a_run():
-    other = decayed.with_rate(decayed.radazo_at(0.0, None).init(PARAMS), 0.25, 7)
-    expected = decayed.radazo_at(0.25, 7).init(PARAMS)
+    other = rates.with_rate(rates.radazo_at(0.0, None).init(PARAMS), 0.25, 7)
+    expected = rates.radazo_at(0.25, 7).init(PARAMS)
     jax.tree.map(np.testing.assert_array_equal, other, expected)
-    assert decayed.end_of(decayed.radazo_at(0.25, None).init(PARAMS)) is None
-    assert decayed.end_of(optax.sgd(0.1).init(PARAMS)) is None
+    assert rates.end_of(rates.radazo_at(0.25, None).init(PARAMS)) is None
+    assert rates.end_of(optax.sgd(0.1).init(PARAMS)) is None

@@ -1,0 +1,57 @@
+"""Networks with steps: what the page says of the record, and of its networks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from board import networks
+from common import RECORDS
+from common.record import read
+
+ROWS = read(RECORDS / "board" / "networks.json")["rows"]
+
+
+def test_the_record_is_as_the_page_says():
+    """None diverges, all lose far less than at the default μ, and the rate is half."""
+    assert {row["network"] for row in ROWS} == set(networks.NETWORKS)
+    for row in ROWS:
+        ends = np.array(row["ends"][networks.MEASURED])
+        assert np.all(ends < 0.85 * np.array(row["start"]))
+        if row["network"] != "tanh":
+            default = networks.lost(row, networks.DEFAULT)
+            assert networks.lost(row, networks.MEASURED) < 0.6 * default
+        multiple = row["searched_rate"] / np.mean(row["learning_rates"])
+        np.testing.assert_allclose(multiple, 2, rtol=1e-3)
+
+
+def test_the_searched_pair_loses_nothing():
+    ends = {networks.MEASURED: [3.0, 2.0], networks.SEARCHED: [1.0, 1.0]}
+    row = {"start": [5.0, 4.0], "ends": ends}
+    assert networks.lost(row, networks.SEARCHED) == 0
+    # A mean of 2.5, where 4.5 is no progress and 1 is the searched pair's.
+    np.testing.assert_allclose(networks.lost(row, networks.MEASURED), 1.5 / 3.5)
+
+
+@pytest.mark.parametrize(
+    ("activation", "levels"),
+    [
+        (networks._sign, [-1, 1]),
+        (networks._spikes, np.arange(9) / 8),
+        (networks._winners, [0, 1]),
+        (networks._codes, [0, 1]),
+    ],
+)
+def test_the_values_of_steps_are_exact_and_have_a_slope(activation, levels):
+    """A stand-in adds its derivative, and no rounding error."""
+    hidden = jax.random.normal(jax.random.key(0), (5, 32))
+    assert np.isin(activation(hidden), np.float32(levels)).all()
+    weights = jax.random.normal(jax.random.key(1), hidden.shape)
+    slope = jax.grad(lambda x: jnp.sum(weights * activation(x)))(hidden)
+    assert jnp.any(slope != 0)
+
+
+def test_a_spiking_unit_fires_at_the_rate_of_its_current():
+    """v/2 + c stays below 2c, and above c after a spike; the threshold is 1."""
+    currents = jnp.array([[0.49, 1.1]])
+    np.testing.assert_array_equal(networks._spikes(currents), [[0.0, 1.0]])
