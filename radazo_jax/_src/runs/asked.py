@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from radazo_jax._src import checks, programs
+from radazo_jax._src import checks, programs, xla
 from radazo_jax._src.contracts import Evaluator
 from radazo_jax._src.evaluators.external import Calls, External, Outcome
 from radazo_jax._src.evaluators.sharded import Sharded
@@ -130,8 +130,13 @@ def _values_of(run: Any, points: Any, count: jax.Array) -> jax.Array:
         return checked(params)[0]
 
     if names is not None:
-        points = lax.with_sharding_constraint(points, jax.P(names))
-        return lax.with_sharding_constraint(jax.vmap(loss)(points), jax.P())
+
+        def on_all(points: Any) -> jax.Array:
+            points = lax.with_sharding_constraint(points, jax.P(names))
+            values = jax.vmap(loss, spmd_axis_name=names)(points)
+            return lax.with_sharding_constraint(values, jax.P())
+
+        return xla.on_any_mesh(on_all, jax.P())(points)
     rows = len(jax.tree.leaves(points)[0])
     if together == 1:
         row = jax.tree.map(lambda x: x[0], points)
