@@ -46,9 +46,7 @@ class PriorGuided(estimators.AlongDirections):
         given = state.prior
         if self.prior is not None:
             given = _checked_prior(self.prior(params), params)
-        unit = jax.tree.map(
-            lambda w: w.astype(jnp.promote_types(w.dtype, jnp.float32)), given
-        )
+        unit = jax.tree.map(_memory.wide, given)
         # By its largest element first, whose square could overflow, or be 0.
         unit = _divided(unit, optax.tree.norm(unit, ord=jnp.inf))
         unit = jax.tree.map(lambda w: w.astype(jnp.float32), unit)

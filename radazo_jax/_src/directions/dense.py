@@ -120,16 +120,6 @@ class CoordinateInTurn(UnitNorm):
         return jnp.where((at.hi == 0) & (at.lo == chosen), signed, 0.0)
 
 
-class Basis(UnitNorm):
-    """Direction i is coordinate i: for estimators that choose their coordinates."""
-
-    sequential = True
-
-    def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
-        del key
-        return ((at.hi == 0) & (at.lo == number)).astype(jnp.float32)
-
-
 def shuffled(key: jax.Array, index: jax.Array, size: np.uint32) -> jax.Array:
     """Returns the place of a number below `size` in a random order of them.
 
