@@ -343,6 +343,12 @@ def _steps_of_optimizer(
     optimizer, estimator, sample, chunk_size = named
     calls, budget, file = not evaluator.compiled, opened.budget, opened.file
     initial = params if state is None else state.params
+    if optimizer is None and calls:
+        raise ValueError(
+            "optimizer must be given for a Python function with an estimator, or with "
+            f"more than {MOST:,} parameters, whose learning rate cannot be measured; "
+            "got None. Pass a method such as methods.many(), or radazo(1e-3)."
+        )
     if optimizer is None:
         chosen = rates.default(optax.tree.size(initial), estimator)
     else:
