@@ -4,6 +4,7 @@ from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start
 from radazo_jax._src.methods.evolution import evolution
 from radazo_jax._src.methods.many import many
 from radazo_jax._src.methods.policy import untuned
+from radazo_jax._src.methods.quadratic import quadratic
 from radazo_jax._src.methods.slopes import slopes
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Start",
     "evolution",
     "many",
+    "quadratic",
     "slopes",
     "untuned",
 ]

@@ -63,15 +63,16 @@ class Quadratic:
 def quadratic(scale: Any = 1.0) -> Method:
     """Minimizes quadratic models of the function in a trust region.
 
-    A model interpolates the function at d + 1 points first, a radius apart, and at up
-    to (d + 1)(d + 2)/2 later ones. Of all quadratic models that do, it is the one whose
-    Hessian matrix differs least from the one before. Each step evaluates the minimum of
-    the model within the trust region and the bounds. If the model was wrong, the region
-    shrinks, or a point that is far away is replaced by one that is closer.
+    A model interpolates the function at d + 1 points first, a radius apart. The points
+    of later steps are added up to (d + 1)(d + 2)/2, but at most 6 d, and replace others
+    then. Of all quadratic models through them, it is the one whose Hessian matrix
+    differs least from the one before. Each step evaluates the minimum of the model
+    within the trust region and the bounds. If the model was wrong, the region shrinks,
+    or a point that is far away is replaced by one that is closer.
 
     Use it for functions of up to about 20 parameters that are smooth but for noise or
     jitter of a solver: it compares values that are far apart, and needs few of them. A
-    step takes O(d⁶) operations.
+    step takes O(d³) operations.
 
     A run ends if the radius is 10⁻⁷ of the first one, which is a tenth of the size of
     the parameters.
