@@ -180,14 +180,14 @@ class Job(NamedTuple):
         return Job(self.name, self.prompts[which], self.completions[which], columns)
 
 
-def call(job: Job) -> tuple[float, Any]:
-    """The rewards of a call, after a number that has no meaning."""
+def call(job: Job) -> Any:
+    """The rewards of a call, or what is wrong with it."""
     try:
         found = load(job.name)(job.prompts, job.completions, **job.columns)
     except (Exception, SystemExit) as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        return 0.0, Raised(f"{job.name}: {text:.200}")
-    return 0.0, checked(job.name, found, len(job.completions))
+        return Raised(f"{job.name}: {text:.200}")
+    return checked(job.name, found, len(job.completions))
 
 
 def checked(name: str, found: Any, number: int) -> Any:

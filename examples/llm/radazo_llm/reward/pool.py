@@ -1,18 +1,19 @@
-"""Processes that run reward functions: the workers of `zo.external`.
+"""Processes that run reward functions.
 
 One that hangs is ended, and one that raises takes its own completions with it.
 """
 
 import contextlib
+import multiprocessing
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-import radazo_jax as zo
 from radazo_llm.reward import functions
 from radazo_llm.reward.functions import Job, Raised, Wrong
 
+_START = 300.0  # Seconds in which processes must start.
 _PATIENCE = 3  # Calls without a result, until a function is given up.
 
 
@@ -45,10 +46,31 @@ class RewardPool(contextlib.ExitStack):
         super().__init__()
         for name in weights:
             functions.load(name)
-        self.weights, self.timeout = dict(weights), timeout
-        evaluator: Any = zo.external(workers=processes, timeout=timeout)
-        self._calls = self.enter_context(evaluator.open(functions.call))
+        self.weights, self.processes, self.timeout = dict(weights), processes, timeout
+        self._pool: Any = None
         self._answered = False  # Whether a call gave a result.
+        self.callback(self._end)
+
+    def _end(self) -> None:
+        if self._pool is not None:
+            self._pool.terminate()
+            self._pool.join()
+            self._pool = None
+
+    def _begin(self) -> None:
+        """Starts the processes; the time that they take is no function's."""
+        # Not forked: JAX has threads.
+        self._pool = multiprocessing.get_context("spawn").Pool(self.processes)
+        started = self._pool.map_async(len, [""] * self.processes, 1)
+        try:
+            started.get(_START)
+        except multiprocessing.TimeoutError:
+            self._end()
+            raise ValueError(
+                f"The processes of reward functions must start within {_START:g} s; "
+                "none did. A program that uses them must do its work under `if "
+                "__name__ == '__main__':`."
+            ) from None
 
     def score(
         self,
@@ -94,26 +116,30 @@ class RewardPool(contextlib.ExitStack):
 
     def _run(self, jobs: Sequence[Job]) -> list[Any]:
         """The values of each call, `Raised`, or a text on why there are none."""
-        points = np.empty(len(jobs), object)
-        points[:] = jobs
-        found = self._calls.repeat(points)
-        results = [
-            f"{job.name}: {found.failures[i]}"
-            if i in found.failures
-            else found.infos[i]
-            for i, job in enumerate(jobs)
-        ]
-        for result in results:
-            if isinstance(result, Wrong):
-                raise ValueError(result.problem)
-        lost = sum(isinstance(result, str) for result in results)
-        if lost == len(jobs) >= _PATIENCE and not self._answered:
-            raise ValueError(
-                f"{results[0]}, and so in {lost} calls of {lost}: it hangs, or its "
-                "process ended. Correct it, or give a longer --timeout."
-            )
-        self._answered = self._answered or lost < len(jobs)
-        return results
+        found: dict[int, Any] = {}
+        while left := [i for i in range(len(jobs)) if i not in found]:
+            if self._pool is None:
+                self._begin()
+            waiting = {
+                i: self._pool.apply_async(functions.call, (jobs[i],)) for i in left
+            }
+            for i, result in waiting.items():
+                try:
+                    found[i] = result.get(self.timeout)
+                except multiprocessing.TimeoutError:
+                    # A process hangs or died: others work on the rest.
+                    found[i] = f"{jobs[i].name} gave no result in {self.timeout:g} s"
+                    self._end()
+                    break
+                self._answered = True
+                if isinstance(found[i], Wrong):
+                    raise ValueError(found[i].problem)
+            if not self._answered and len(found) == min(_PATIENCE, len(jobs)):
+                raise ValueError(
+                    f"{found[0]} in {len(found)} calls of {len(found)}: it hangs, or "
+                    "its process ended. Correct it, or give a longer --timeout."
+                )
+        return [found[i] for i in range(len(jobs))]
 
 
 def _failed(result: Any) -> bool:

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import jax.numpy as jnp
+
 import radazo_jax as zo
-from radazo_llm.settings import Settings
+from radazo_llm.settings import REWARD, Settings
 
 
 def measured(settings: Settings, fun: Any, params: Any, sample: Any) -> float:
@@ -18,9 +20,13 @@ def measured(settings: Settings, fun: Any, params: Any, sample: Any) -> float:
     Raises:
       ValueError: If `zo.find_learning_rate` finds none.
     """
+
+    def mean(params: Any, xi: Any) -> Any:
+        return jnp.nanmean(fun(params, xi))  # Of rewards, one for each prompt.
+
     try:
         found = zo.find_learning_rate(
-            fun,
+            mean if settings.command == REWARD else fun,
             params,
             settings.num_steps,
             sample=sample,

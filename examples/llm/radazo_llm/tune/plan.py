@@ -109,7 +109,9 @@ def _run(
     model = jax.tree.map(_noise, _abstract(about, dtype))
     width = None
     if settings.last_layers:
-        _, model = frozen.split(model, settings.last_layers)
+        first, model = frozen.split(model, settings.last_layers)
+        for leaf in jax.tree.leaves(first.layers):
+            leaf.delete()  # As in a run, once their outputs are on disk.
         width = about.hidden_size
     parts = parts_of(settings, model)
     size = settings.batch_size

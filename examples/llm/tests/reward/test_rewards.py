@@ -77,9 +77,9 @@ def test_functions_that_fail_in_their_processes():
 
 @pytest.mark.slow
 def test_a_function_that_never_answers():
-    problem = "hangs: .*, and so in 3 calls of 3: it hangs, or its process ended"
+    problem = "hangs gave no result in 1 s in 3 calls of 3: it hangs, or its process"
     with (
-        RewardPool({f"{HERE}:hangs": 1.0}, 1, timeout=5.0) as pool,
+        RewardPool({f"{HERE}:hangs": 1.0}, 1, timeout=1.0) as pool,
         pytest.raises(ValueError, match=problem),
     ):
         pool.score(["bad"] * 3, ["bad"] * 3, {}, 1)
