@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import radazo_jax as zo
-from radazo_jax.estimators import Draw, Estimate, LinearCombination, Values
+from radazo_jax.estimators import Draw, Estimate, Values
 from tests.helpers.relatives import MAKERS, PARAMS, flat, make, quadratic, rows, traced
 from tests.helpers.tables import DISTRIBUTIONS, FAST, every, jit, mesh_of
 

@@ -16,6 +16,7 @@ from radazo_jax._src.base import (
     Objective,
     Points,
     candidates,
+    check_estimator,
 )
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.estimators.differences import forward_difference
@@ -158,6 +159,7 @@ def diagnose(
       0.0...
     """
     chosen = forward_difference() if estimator is None else estimator
+    check_estimator(chosen)
     return _measured_at(fun, trees.with_float64(params), chosen, key, sample)
 
 
