@@ -24,7 +24,7 @@ from radazo_jax import random as random
 from radazo_jax import runs as runs
 from radazo_jax import shaping as shaping
 from radazo_jax import transforms as transforms
-from radazo_jax._src.base import Evaluator, GradientEstimator
+from radazo_jax._src.contracts import Evaluator, GradientEstimator
 from radazo_jax._src.directions.dense import coordinate, gaussian, sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.low_rank import low_rank

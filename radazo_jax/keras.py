@@ -27,7 +27,7 @@ except ImportError as error:
         "radazo_jax.keras needs Keras, which is not installed. Run pip install keras."
     ) from error
 
-from radazo_jax._src.base import (
+from radazo_jax._src.contracts import (
     Evaluator,
     GradientEstimator,
     check_estimator,

@@ -33,7 +33,7 @@ except ImportError as error:
         "radazo_jax.nnx needs Flax, which is not installed. Run pip install flax."
     ) from error
 
-from radazo_jax._src.base import (
+from radazo_jax._src.contracts import (
     Evaluator,
     GradientEstimator,
     Loss,

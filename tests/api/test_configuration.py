@@ -53,6 +53,13 @@ WRITTEN = {
     "majority_vote(gaussian(), num_directions=10, smoothing=0.005)": (
         "forward_difference(gaussian(), num_directions=10, smoothing=0.005)"
     ),
+    "hessian_informed(gaussian(), smoothing=0.001, decay=0.999999)": (
+        "hessian_informed(gaussian(), smoothing=0.001, decay=0.9)"
+    ),
+    "lazy_low_rank(rank=2, period=50, smoothing=0.001)": "lazy_low_rank(rank=3)",
+    "normalized_batch(rademacher(), num_directions=8, smoothing=0.001)": (
+        "forward_difference(rademacher(), num_directions=8, smoothing=0.001)"
+    ),
     "momentum_perturbation(gaussian(), smoothing=0.001, b1=0.5, uncertainty=0.5)": (
         "momentum_perturbation(gaussian(), smoothing=0.001, b1=0.5, uncertainty=0.4)"
     ),

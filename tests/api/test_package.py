@@ -63,7 +63,7 @@ def test_a_type_checker_knows_what_functions_return(tmp_path):
         text=True,
     )
     shown = re.findall(r'Revealed type is "def .* -> (\S+)"', done.stdout)
-    own = "radazo_jax._src.base.GradientTransformationExtraArgs"
+    own = "radazo_jax._src.contracts.GradientTransformationExtraArgs"
     assert shown == [own] * len(OPTIMIZERS), done.stdout
     errors = re.findall(r"error: .*\[([\w-]+)\]$", done.stdout, re.MULTILINE)
     assert errors == ["call-arg", "arg-type", "attr-defined"], done.stdout

@@ -327,7 +327,7 @@ def test_populations_of_restarts_have_limits():
     size, d = evolution.default_population(50), 50
     for _ in range(30):
         size = evolution.doubled(size, d)
-    assert size == 4096
+    assert size == 16 * evolution.default_population(d)
     assert evolution.doubled(400, 10**5) == 400
     assert evolution.doubled(20, 10) == 40
 

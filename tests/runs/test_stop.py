@@ -221,5 +221,3 @@ def test_bad_budgets(run, options, message):
         run(**options)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
-
-

@@ -45,7 +45,7 @@ class Plan(NamedTuple):
 
 
 FULL = Plan({"lora": 300, "full": 150}, points=10, seeds=3, max_rates=6)
-FAST = Plan({"lora": 6, "full": 6}, points=2, seeds=2, max_rates=2)
+FAST = Plan({"lora": 6, "full": 6}, points=2, seeds=1, max_rates=1)
 
 
 # --- Runs -------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def install() -> dict[str, Any]:
 def tune(archive: Path) -> dict[str, Any]:
     """The guide's second command, with other folders for what it reads and writes."""
     with tempfile.TemporaryDirectory() as folder:
-        text = commands("Tune").splitlines()
+        text = commands("Tune on movie reviews").splitlines()
         text = "\n".join(
             text[[line.startswith("radazo-llm") for line in text].index(True) :]
         )

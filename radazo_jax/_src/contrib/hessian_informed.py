@@ -33,6 +33,7 @@ class HessianInformed(estimators.AlongDirections):
 
     _constructor = "hessian_informed"
 
+    num_directions: int = dataclasses.field(default=1, init=False)
     decay: float
 
     def init(self, params: optax.Params) -> HessianInformedState:
@@ -127,4 +128,4 @@ def hessian_informed(
       <https://arxiv.org/abs/2402.15173>.
     """
     decay = checks.as_number(checks.check_unit_interval("decay", decay))
-    return HessianInformed(distribution, 1, smoothing, decay)
+    return HessianInformed(distribution, smoothing, decay)

@@ -31,6 +31,7 @@ class MomentumPerturbation(estimators.AlongDirections):
 
     _constructor = "momentum_perturbation"
 
+    num_directions: int = dataclasses.field(default=1, init=False)
     b1: float
     uncertainty: float
 
@@ -152,7 +153,7 @@ def momentum_perturbation(
         raise ValueError(f"b1 must be a number in (0, 1]; got {b1!r}.")
     checks.check_unit_interval("uncertainty", uncertainty)
     uncertainty = checks.as_number(uncertainty)
-    estimator = MomentumPerturbation(distribution, 1, smoothing, b1, uncertainty)
+    estimator = MomentumPerturbation(distribution, smoothing, b1, uncertainty)
     if not estimator._variance:
         raise ValueError(
             f"uncertainty must be positive where b1 is 1; got {uncertainty!r}, which "

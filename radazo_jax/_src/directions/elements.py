@@ -126,7 +126,12 @@ class LazyElements(_Elementwise):
         def both(first: Positions, key: jax.Array, number: jax.Array) -> Elements:
             return unpacked(first, drawn(first, key, number))
 
-        first = self.part.positions(self.dimension, [i.reshape(-1)[0] for i in indices])
+        # Constant along all other axes, so that XLA adds nothing to it.
+        begins = [
+            index.reshape(-1)[0] if index.size < size else jnp.uint32(0)
+            for index, size in zip(indices, self.part.shape, strict=True)
+        ]
+        first = self.part.positions(self.dimension, begins)
         args = first, self.key, self.number
         if packing.keeps(start):
             elements = unpacked(first, xla.compute_once(drawn, *args))

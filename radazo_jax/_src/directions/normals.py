@@ -54,7 +54,11 @@ def _unpack(pairs: jax.Array, start: Any, shape: tuple[int, ...]) -> DenseElemen
     stacked = pairs.shape[:-1]
     grouped = pairs.reshape(*stacked, -1, PAIR)
     numbers = jnp.stack([grouped.real, grouped.imag], axis=-2).reshape(*stacked, -1)
-    numbers = lax.dynamic_slice_in_dim(numbers, start, math.prod(shape), axis=-1)
+    size = math.prod(shape)
+    if isinstance(start, int):
+        numbers = numbers[..., start : start + size]
+    else:
+        numbers = lax.dynamic_slice_in_dim(numbers, start, size, axis=-1)
     return DenseElements(numbers.reshape(*stacked, *shape))
 
 

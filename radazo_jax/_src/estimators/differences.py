@@ -9,19 +9,13 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import (
-    Draw,
-    Estimate,
-    GradientEstimator,
-    Points,
-    Values,
-    sample_points,
-)
 from radazo_jax._src.configuration import check_fields
+from radazo_jax._src.contracts import Draw, Estimate, GradientEstimator, Points, Values
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.signs import rademacher
 from radazo_jax._src.names import checks_names
+from radazo_jax._src.points import sample_points
 
 _SMOOTHING = 5e-3  # The paper's, for smooth functions.
 

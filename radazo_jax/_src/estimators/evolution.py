@@ -9,14 +9,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import (
-    Draw,
-    Estimate,
-    GradientEstimator,
-    Points,
-    Values,
-    sample_points,
-)
+from radazo_jax._src.contracts import Draw, Estimate, GradientEstimator, Points, Values
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.estimators.differences import (
@@ -25,6 +18,7 @@ from radazo_jax._src.estimators.differences import (
     mean_of_finite,
 )
 from radazo_jax._src.estimators.shaping import Shaping, z_score
+from radazo_jax._src.points import sample_points
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from radazo_jax._src.base import Points
+from radazo_jax._src.contracts import Points
 from radazo_jax._src.directions.distribution import Direction, lazy
 from radazo_jax._src.directions.elements import Elements, LowRankFactors
 from radazo_jax._src.directions.layout import Leaf

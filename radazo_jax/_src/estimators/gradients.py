@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, shown, xla
-from radazo_jax._src.base import (
+from radazo_jax._src.contracts import (
     Draw,
     Estimate,
     Evaluator,

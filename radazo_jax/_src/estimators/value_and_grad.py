@@ -10,19 +10,19 @@ import optax
 from jax.tree_util import Partial
 
 from radazo_jax._src import checks, programs, trees
-from radazo_jax._src.base import (
+from radazo_jax._src.contracts import (
     Draw,
     Evaluator,
     GradientEstimator,
     Objective,
     Points,
     Values,
-    candidates,
     check_estimator,
     check_evaluator,
 )
 from radazo_jax._src.estimators import arguments, gradients
 from radazo_jax._src.evaluators.vectorized import vectorized
+from radazo_jax._src.points import candidates
 
 
 def value_and_grad(

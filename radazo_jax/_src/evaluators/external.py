@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import Evaluator, Points, Values
+from radazo_jax._src.contracts import Evaluator, Points, Values
 from radazo_jax._src.evaluators import pools
 from radazo_jax._src.evaluators.sending import Failed, copy, failed
 

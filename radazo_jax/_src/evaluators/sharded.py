@@ -11,13 +11,14 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks, trees
-from radazo_jax._src.base import Evaluator, Points, Values, shifted
+from radazo_jax._src.contracts import Evaluator, Points, Values
 from radazo_jax._src.evaluators.vectorized import (
     cache,
     checked_batch_size,
     values_by_number,
 )
 from radazo_jax._src.perturb import transform
+from radazo_jax._src.points import shifted
 from radazo_jax._src.xla import on_any_mesh
 
 AxisName = str | tuple[str, ...]

@@ -11,11 +11,12 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks, trees, xla
-from radazo_jax._src.base import Evaluator, Points, Values, shifted
+from radazo_jax._src.contracts import Evaluator, Points, Values
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.distribution import Direction
 from radazo_jax._src.directions.elements import LowRankFactors
 from radazo_jax._src.perturb import transform
+from radazo_jax._src.points import shifted
 
 # θ joins the batch of the points if all but this fraction of the parameters are
 # matrices in products with directions of low rank.

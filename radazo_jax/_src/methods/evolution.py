@@ -14,8 +14,9 @@ from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start, Steps
 # diagonal.
 MOST_FULL = 200
 
-# The largest population of a restart: in points, and in numbers of all its points.
-_MOST_POINTS, _MOST_NUMBERS = 4096, 2**23
+# The largest population of a restart: in first populations, and in numbers of all its
+# points.
+_MOST_TIMES, _MOST_NUMBERS = 16, 2**23
 
 # The shares of the first standard deviation below and above which a run has ended.
 _SMALLEST, _LARGEST = 1e-11, 1e8
@@ -247,7 +248,7 @@ def default_population(d: int) -> int:
 
 def doubled(population: int, d: int) -> int:
     """Returns the population of a restart: twice as many points, within a limit."""
-    most = min(_MOST_POINTS, _MOST_NUMBERS // d)
+    most = min(_MOST_TIMES * default_population(d), _MOST_NUMBERS // d)
     return min(2 * population, max(population, most))
 
 

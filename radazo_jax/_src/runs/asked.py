@@ -12,7 +12,7 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks, programs, xla
-from radazo_jax._src.base import Evaluator
+from radazo_jax._src.contracts import Evaluator
 from radazo_jax._src.evaluators.external import Calls, External, Outcome
 from radazo_jax._src.evaluators.sharded import Sharded
 from radazo_jax._src.runs.asker import Asker, Candidate, Stage

@@ -10,12 +10,11 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, trees
-from radazo_jax._src.base import (
+from radazo_jax._src.contracts import (
     Draw,
     GradientEstimator,
     Objective,
     Points,
-    candidates,
     check_estimator,
 )
 from radazo_jax._src.directions.dense import sphere
@@ -24,6 +23,7 @@ from radazo_jax._src.estimators.gradients import points_of
 from radazo_jax._src.evaluators.external import External, Mistake
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
+from radazo_jax._src.points import candidates
 from radazo_jax._src.runs import learning_rate, lost
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.smoothing import Evaluated, Smoothing, Table

@@ -11,11 +11,7 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks, programs, trees
-from radazo_jax._src.base import (
-    Evaluator,
-    Objective,
-    check_evaluator,
-)
+from radazo_jax._src.contracts import Evaluator, Objective, check_evaluator
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.estimators.differences import (

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, xla
-from radazo_jax._src.base import Points
+from radazo_jax._src.contracts import Points
 from radazo_jax._src.directions.distribution import elements, num_random
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, SolverState

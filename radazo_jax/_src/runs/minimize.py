@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, trees
-from radazo_jax._src.base import (
+from radazo_jax._src.contracts import (
     Evaluator,
     GradientEstimator,
     Objective,

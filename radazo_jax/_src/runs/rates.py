@@ -10,7 +10,7 @@ import optax
 from jax.tree_util import Partial
 
 from radazo_jax._src import trees
-from radazo_jax._src.base import GradientEstimator, GradientTransformationExtraArgs
+from radazo_jax._src.contracts import GradientEstimator, GradientTransformationExtraArgs
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.signs import orthonormal
 from radazo_jax._src.estimators.differences import FiniteDifferences, forward_difference

@@ -11,19 +11,14 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks, programs, trees
-from radazo_jax._src.base import (
-    Draw,
-    Evaluator,
-    Objective,
-    check_evaluator,
-    sample_points,
-)
+from radazo_jax._src.contracts import Draw, Evaluator, Objective, check_evaluator
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.estimators.differences import check_distribution
 from radazo_jax._src.estimators.gradients import values_at
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
+from radazo_jax._src.points import sample_points
 from radazo_jax._src.steps import box, draws, step
 from radazo_jax._src.steps.box import Bounds
 

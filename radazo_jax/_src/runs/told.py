@@ -10,17 +10,17 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, programs, shown, trees
-from radazo_jax._src.base import (
+from radazo_jax._src.contracts import (
     Evaluator,
     GradientEstimator,
     Objective,
-    candidates,
     check_evaluator,
 )
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.methods.policy import untuned
 from radazo_jax._src.names import checks_names
+from radazo_jax._src.points import candidates
 from radazo_jax._src.runs import asker, history
 from radazo_jax._src.runs.asker import Asker, MethodState
 from radazo_jax._src.runs.journal import (

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from radazo_jax._src import xla
-from radazo_jax._src.base import Draw
+from radazo_jax._src.contracts import Draw
 from radazo_jax._src.numbers import generator
 
 # What a key is for, as the number that `jax.random.split` gives it.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import (
+from radazo_jax._src.contracts import (
     Evaluator,
     GradientEstimator,
     GradientTransformationExtraArgs,

@@ -7,7 +7,7 @@ import jax
 import optax
 
 from radazo_jax._src import trees
-from radazo_jax._src.base import Evaluator, GradientEstimator, Objective
+from radazo_jax._src.contracts import Evaluator, GradientEstimator, Objective
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.names import checks_names
 from radazo_jax._src.steps import states

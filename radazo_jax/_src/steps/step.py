@@ -16,12 +16,7 @@ from jax import lax
 from jax.tree_util import Partial
 
 from radazo_jax._src import checks, programs, shown, trees, xla
-from radazo_jax._src.base import (
-    Estimate,
-    GradientEstimator,
-    Points,
-    Values,
-)
+from radazo_jax._src.contracts import Estimate, GradientEstimator, Points, Values
 from radazo_jax._src.estimators import gradients
 from radazo_jax._src.estimators.differences import mean_of_finite
 from radazo_jax._src.estimators.gradients import of_params

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src import checks, trees
-from radazo_jax._src.base import GradientTransformationExtraArgs
+from radazo_jax._src.contracts import GradientTransformationExtraArgs
 from radazo_jax._src.trees import wide
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src.base import GradientTransformationExtraArgs
+from radazo_jax._src.contracts import GradientTransformationExtraArgs
 from radazo_jax._src.numbers.counter import Positions
 
 # Of the updates and the parameters of a block, and its positions, to its updates.

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import GradientTransformationExtraArgs
+from radazo_jax._src.contracts import GradientTransformationExtraArgs
 from radazo_jax._src.directions.layout import MatrixAxes
 from radazo_jax._src.trees import as_arrays, at_least_float32
 

@@ -14,8 +14,8 @@ import jax
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import GradientTransformationExtraArgs
 from radazo_jax._src.configuration import one_for_equal
+from radazo_jax._src.contracts import GradientTransformationExtraArgs
 from radazo_jax._src.transforms.in_place import chain_in_place
 from radazo_jax._src.transforms.moments import (
     Hyperparameters,

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, xla
-from radazo_jax._src.base import GradientTransformationExtraArgs
+from radazo_jax._src.contracts import GradientTransformationExtraArgs
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.distribution import Direction

@@ -9,7 +9,7 @@ import optax
 from jax import lax
 
 from radazo_jax._src import checks, xla
-from radazo_jax._src.base import GradientTransformationExtraArgs
+from radazo_jax._src.contracts import GradientTransformationExtraArgs
 from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.numbers import counter, generator, keys
 from radazo_jax._src.numbers.counter import Positions

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks
-from radazo_jax._src.base import GradientEstimator
+from radazo_jax._src.contracts import GradientEstimator
 from radazo_jax._src.names import checks_names
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import history, loop

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, programs, trees, xla
-from radazo_jax._src.base import GradientEstimator, Points
+from radazo_jax._src.contracts import GradientEstimator, Points
 from radazo_jax._src.evaluators.vectorized import values_by_number, vectorized
 from radazo_jax._src.runs.journal import Record, line_of_run
 from radazo_jax._src.runs.told import Stepper, Told, begin

@@ -23,7 +23,7 @@ def planned(job, capsys, *options):
     tiny.command("plan", "--model", job, "--length", 8, *sizes, *options)
     out = capsys.readouterr().out
     rows = re.findall(r"^((?:Memory|Disk): .*?)  +([\d,.]+)$", out, re.MULTILINE)
-    return {name: float(number) for name, number in rows}, out
+    return {name: float(number.replace(",", "")) for name, number in rows}, out
 
 
 @pytest.mark.parametrize(
