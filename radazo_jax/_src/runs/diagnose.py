@@ -10,7 +10,13 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, trees
-from radazo_jax._src.contracts import Draw, GradientEstimator, Objective, Points
+from radazo_jax._src.contracts import (
+    Draw,
+    GradientEstimator,
+    Objective,
+    Points,
+    check_estimator,
+)
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.estimators.differences import forward_difference
 from radazo_jax._src.estimators.gradients import points_of
@@ -138,7 +144,7 @@ def diagnose(
       >>> print(found)
       value at θ              10009
       ...
-      → fun changes by ... ulps: take smoothing=..., or subtract a constant ...
+      → fun changes by ... ulps: take smoothing=..., subtract a constant ...
 
       `over` returns the learning rate of a run of T steps:
 
@@ -153,6 +159,7 @@ def diagnose(
       0.0...
     """
     chosen = forward_difference() if estimator is None else estimator
+    check_estimator(chosen)
     return _measured_at(fun, trees.with_float64(params), chosen, key, sample)
 
 
