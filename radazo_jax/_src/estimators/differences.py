@@ -93,7 +93,7 @@ class FiniteDifferences(AlongDirections):
       is_named: Whether the caller has named the smoothing.
     """
 
-    is_named: bool = dataclasses.field(default=True, repr=False)
+    is_named: bool = dataclasses.field(default=True, repr=False, compare=False)
 
 
 class ForwardDifference(FiniteDifferences):

@@ -227,7 +227,8 @@ class _Standstill:
         )
         slope = np.atleast_1d(row.get("slope", np.zeros_like(value)))[few]
         # The mean of n equal values may differ from them by n roundings.
-        rounding = points * self._eps * np.abs(value)
+        with np.errstate(all="ignore"):
+            rounding = points * self._eps * np.abs(value)
         equal = bool(np.all((std <= rounding) & (slope == 0)))
         self._values += value.tolist()
         first = self._values[0]

@@ -159,7 +159,8 @@ class Budget:
         self.size = size
         # Finite numbers, for users who look for others in compiled loops.
         most = np.finfo(dtype).max
-        target = np.clip(self._target, -most, most).astype(dtype)
+        with np.errstate(all="ignore"):
+            target = np.clip(self._target, -most, most).astype(dtype)
         none, patience = np.array(most, dtype), np.array(self._patience, np.int32)
         self.progress = Progress(none, np.zeros((), np.int32), target, patience)
         self._start = time.perf_counter()
