@@ -123,7 +123,12 @@ class Traced:
             x if x.dtype == aval.dtype else x.astype(aval.dtype)
             for x, aval in zip(arrays, avals, strict=True)
         ]
-        return self._trace.output.merge(core.jaxpr_as_fun(program)(*arrays))
+        # What does not depend on the arguments comes back as NumPy's.
+        found = [
+            x if isinstance(x, jax.Array) else jnp.asarray(x)
+            for x in core.jaxpr_as_fun(program)(*arrays)
+        ]
+        return self._trace.output.merge(found)
 
     @property
     def output(self) -> Any:

@@ -61,6 +61,27 @@ def test_is_the_loop_written_by_hand():
     assert result.values.dtype == np.float32
 
 
+def test_a_sample_may_be_a_constant():
+    """It is the loss at this batch, because its key is not used."""
+    settings = {"num_steps": 3, "key": 1, "progress": False}
+    found = zo.minimize(
+        lambda x, batch: jnp.sum((x - batch[0]) ** 2),
+        jnp.zeros(3),
+        zo.zo_sgd(0.1),
+        zo.forward_difference(),
+        sample=lambda key: (jnp.float32(0.5),),
+        **settings,
+    )
+    expected = zo.minimize(
+        lambda x: jnp.sum((x - 0.5) ** 2),
+        jnp.zeros(3),
+        zo.zo_sgd(0.1),
+        zo.forward_difference(),
+        **settings,
+    )
+    np.testing.assert_allclose(found.params, expected.params, rtol=1e-5)
+
+
 @pytest.mark.parametrize("chunk_size", [1, 7, 50, 64])
 def test_chunks_do_not_change_the_numbers(chunk_size):
     expected, got = run(50), run(50, chunk_size=chunk_size)
