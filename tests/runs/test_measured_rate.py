@@ -159,7 +159,7 @@ def test_large_trees_replay_their_moments(monkeypatch):
         found.learning_rate.schedule, bias_correction=True, moments="replayed"
     )
     far = found.learning_rate.smoothing
-    estimator = zo.forward_difference(zo.orthonormal(), smoothing=far)
+    estimator = dataclasses.replace(ESTIMATOR, smoothing=far)
     again = run(fun, start, optimizer=optimizer, estimator=estimator)
     np.testing.assert_allclose(found.params, again.params, atol=ROUNDED)
 
