@@ -69,7 +69,7 @@ def check_int_at_least(name: str, value: Any, minimum: int) -> int:
     tracers are rejected even when they hold an integer.
 
     Args:
-      name: Name of the argument, for the error.
+      name: Name of the argument in errors.
       value: The argument: an `int` or `np.integer`.
       minimum: The least valid value.
 

@@ -239,7 +239,7 @@ def test_folders_import_downward_only():
 
 
 def test_the_estimators_of_papers_are_written_with_public_names():
-    """As an outsider would write them; only errors are worded by a private module."""
+    """An outsider could write them; only errors are worded by a private module."""
     allowed = {"radazo_jax._src", "radazo_jax._src.checks"}
     for path in sorted((PACKAGE / "_src" / "contrib").glob("*.py")):
         private = {x for x in own_imports(path) if x.startswith("radazo_jax._src")}

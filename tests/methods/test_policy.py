@@ -33,7 +33,7 @@ def coupled(y):
 
 
 def dead(kind, k):
-    """`coupled` where short moves of the first k parameters change nothing."""
+    """`coupled` whose short moves of the first k parameters change nothing."""
 
     def fun(x):
         y = x.copy()

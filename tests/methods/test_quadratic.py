@@ -79,7 +79,7 @@ def test_a_step_in_a_box_is_that_of_scipy(name):
 
 @pytest.mark.parametrize("m", [5, 7, 12, 15])
 def test_the_hessian_changes_least(m):
-    """Of all models through m points, by SciPy's constrained minimization."""
+    """The least of all models through m points, by SciPy's constrained minimization."""
     d = 4
     points, values = RNG.normal(size=(m, d)), RNG.normal(size=m)
     before = symmetric(d, 1.0, 2.0)

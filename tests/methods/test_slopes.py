@@ -1,4 +1,4 @@
-"""Differences against slopes, BFGS against SciPy's, and where slopes end."""
+"""Differences against slopes, BFGS against SciPy's, and the ends of slopes."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ WEIGHTS = np.logspace(0, 2, D)
 
 
 def told(part, fun):
-    """What a part of a method returns, and the points that it asks for."""
+    """Returns the result of a part of a method, and the points that it asks for."""
     asked, points = next(part), []
     while True:
         at = asked if isinstance(asked, np.ndarray) else asked.points
@@ -35,7 +35,7 @@ def test_direction_is_that_of_scipy(count):
     root = rng.normal(size=(D, D))
     steps = rng.normal(size=(count, D))
     changes = steps @ (root @ root.T + np.eye(D))
-    # SciPy's matrix begins as I, ours as (s·y / y·y) I of the newest pair.
+    # SciPy's matrix begins as I, and here as (s·y / y·y) I of the newest pair.
     s, y = steps[-1], changes[-1]
     changes *= (s @ y) / (y @ y)
     memory = slopes.Memory(10)

@@ -34,7 +34,7 @@ def fixed(x):
 def test_a_run_that_died_of_a_bug_is_resumed_once_the_bug_is_fixed(
     on_failure, failed, tmp_path
 ):
-    """Warnings are errors here: its values are those of the journal."""
+    """Warnings are errors here: its values must equal the journal's."""
     path, calls = tmp_path / "run.jsonl", []
     options = {"on_failure": on_failure, "max_consecutive_failures": 2}
     with pytest.raises(zo.RunError, match="IndexError"):

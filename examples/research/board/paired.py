@@ -6,7 +6,7 @@
 The problems of the record are fixed by a rule: of each class of `board.classes`, as
 many seeds from 100 on as give 50 runs, so 200 targets. Constants are chosen on seeds 0
 to 2 (`--development`). A row is a method on a problem, as in `board.classes`. The rows
-of the default before, which was a part of the compiled step, are those of revision
+of the default before, which was a part of the compiled step, are of revision
 74433fc.
 
 A method is driven as a generator: its points are evaluated one after another.
@@ -45,7 +45,7 @@ def chosen(kind: str, development: bool) -> list[Case]:
 
 
 def started(function: Function, seed: int) -> methods.Start:
-    """What a run gives to a method, in float64."""
+    """The start that a run gives to a method, in float64."""
     d = function.dimension
     bounds = function.bounds or (np.full(d, -np.inf), np.full(d, np.inf))
     return methods.Start(

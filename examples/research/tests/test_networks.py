@@ -29,7 +29,7 @@ def test_the_searched_pair_loses_nothing():
     ends = {networks.MEASURED: [3.0, 2.0], networks.SEARCHED: [1.0, 1.0]}
     row = {"start": [5.0, 4.0], "ends": ends}
     assert networks.lost(row, networks.SEARCHED) == 0
-    # A mean of 2.5, where 4.5 is no progress and 1 is the searched pair's.
+    # A mean of 2.5; 4.5 is no progress, and 1 is the searched pair's.
     np.testing.assert_allclose(networks.lost(row, networks.MEASURED), 1.5 / 3.5)
 
 

@@ -1,4 +1,4 @@
-"""What several estimators need of memories: past queries, and wide arrays."""
+"""Parts of estimators with memories: past queries, and wide arrays."""
 
 from typing import Any, NamedTuple
 

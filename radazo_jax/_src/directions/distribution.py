@@ -166,7 +166,7 @@ class Distribution(Configuration, abc.ABC):
         return layout
 
     def _packing(self, dimension: int) -> Packing | None:
-        """How neighbors are drawn together; `None` if each number is drawn alone."""
+        """The packing of neighbors; `None` if each number is drawn alone."""
         del dimension
         return None
 

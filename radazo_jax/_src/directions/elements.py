@@ -140,7 +140,7 @@ class LazyElements(_Elementwise):
         return elements.values().transpose(np.argsort(self.order))
 
     def _start_in_group(self, indices: Sequence[jax.Array]) -> int | None:
-        """How far into a group the first element lies; `None` if it is not known."""
+        """The place of the first element in its group; `None` if it is not known."""
         shape = self.part.shape
         cut = [i for i, n in enumerate(shape) if indices[i].size < n]
         strides = [math.prod(shape[axis + 1 :]) for axis in cut]

@@ -15,7 +15,7 @@ GROUP = 32
 
 
 class Packing(NamedTuple):
-    """How the numbers of a group of neighbors are drawn, as a few units.
+    """The draw of the numbers of a group of neighbors, as a few units.
 
     Their absolute values are below 8, so that they fit into the exact norm.
 

@@ -172,7 +172,7 @@ def _sums(
 def _in_dtype(
     dtype: jnp.dtype, scale: jax.Array, stored: Elements
 ) -> tuple[jax.Array, Elements]:
-    """Scales and elements in a dtype, rounded as those of a point along them."""
+    """Scales and elements in a dtype, rounded as a point along them rounds its own."""
     if dtype == scale.dtype:
         return scale, stored
     if isinstance(stored, LowRankFactors):

@@ -243,7 +243,7 @@ class Calls:
     def _check_mistake(
         self, candidates: optax.Params, results: "list[_Result]"
     ) -> None:
-        """Raises if all that the function has done so far is to fail by mistakes."""
+        """Raises if the function has done nothing so far but fail by mistakes."""
         self._begun = True
         self._works = self._works or any(x.mistake is None for x in results)
         if self._works:

@@ -1,4 +1,4 @@
-"""How a function and its points get to an executor, and how failures come back."""
+"""Sends a function and its points to an executor, and brings failures back."""
 
 import builtins
 import importlib
@@ -80,7 +80,7 @@ class Sender:
 
         Args:
           pickler: The name of the module that stores it.
-          advice: What to do if the function cannot be stored.
+          advice: Advice if the function cannot be stored.
 
         Raises:
           TypeError: If the function cannot be stored.

@@ -33,7 +33,7 @@ def long_differences(
       x: First point, shape [d].
       value: Its value, finite.
       units: Units of the lengths, shape [d].
-      space: Where points lie.
+      space: The space of the points.
 
     Returns:
       The best point and its value.
@@ -93,7 +93,7 @@ def look(
       value: Its value, finite.
       dead: Whether a parameter seemed to have no effect: bool, shape [d].
       units: Units of the moves, shape [d].
-      space: Where points lie.
+      space: The space of the points.
     """
     begun, at, lengths = value, x, np.zeros_like(x)
     numbers = np.flatnonzero(dead)

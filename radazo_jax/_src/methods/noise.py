@@ -1,4 +1,4 @@
-"""How far values can be trusted, and how large parameters are."""
+"""The noise of values, and the sizes of parameters."""
 
 import math
 from typing import NamedTuple
@@ -35,7 +35,7 @@ _SHORTEST, _LONGEST, _ROUNDS = 1e-4, 1e6, 10
 # Without a change at so many sizes, a parameter is dead.
 _FAR = 100.0
 
-# A function is flat where a slope is this share of the slope of a shorter move.
+# A function is flat if a slope is this share of the slope of a shorter move.
 _FLAT = 0.1
 
 # The share of a distance after a failure.
@@ -47,7 +47,7 @@ def level(values: np.ndarray) -> float | None:
 
     The k-th differences of a smooth function fall fast with k; of noise with a standard
     deviation ε they have the mean square ε² (2k)!/(k!)². So three successive estimates
-    that agree are those of noise. ECnoise.
+    that agree belong to noise. ECnoise.
 
     Args:
       values: Values in the order of their points, shape [n], n ≥ 5.
@@ -81,7 +81,7 @@ def measured(
       x: The point, shape [d].
       value: Its value, finite.
       length: First distance of the points, in spans of the parameters.
-      space: Where points lie.
+      space: The space of the points.
 
     Returns:
       The standard deviation as a share of the value, `None` if it cannot be told from
@@ -191,7 +191,7 @@ def sizes(
       x: The point, shape [d].
       value: Its value, finite.
       first: Differences there, which are the first round.
-      space: Where points lie.
+      space: The space of the points.
     """
     width = space.box.upper - space.box.lower
     bounded = np.isfinite(width)

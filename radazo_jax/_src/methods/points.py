@@ -20,7 +20,7 @@ _SHARES = (-1.0, 0.5, -0.5)
 
 
 class Space(NamedTuple):
-    """Where the points of a method lie, and how far apart they are.
+    """The space of a method's points, and their distances.
 
     Attributes:
       box: Bounds.
@@ -50,7 +50,7 @@ class Space(NamedTuple):
         return np.where(width > 0, np.minimum(span, width), span)
 
     def ends(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Returns where each parameter ends by a move of this length.
+        """Returns the end of each parameter's move of this length.
 
         A parameter moves away from a bound that is closer. A length below the rounding
         of a parameter is lengthened, so that a parameter stays only if its bounds are
@@ -122,7 +122,7 @@ def forward(
       x: The point, shape [d].
       value: Its value, finite.
       lengths: Lengths of the moves, shape [d].
-      space: Where points lie.
+      space: The space of the points.
     """
     ends = space.ends(x, lengths)
     steps, changes = ends - x, np.zeros_like(x)

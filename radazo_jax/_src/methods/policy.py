@@ -51,12 +51,12 @@ STEPS = "the function is one of steps"
 
 
 class Plan(NamedTuple):
-    """What the first values say.
+    """The plan that follows from the first values.
 
     Attributes:
       end: The best point so far, its value, and the kind of the function in words.
       smooth: Whether slopes can lead to a minimum.
-      space: Where points lie.
+      space: The space of the points.
       resolution: Relative spacing of the values, or their relative noise.
       first: Differences at the point, if they are known.
       sizes: Sizes of the parameters, if they were sought.
@@ -157,7 +157,7 @@ def untuned(
 
 
 def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
-    """What the first values say, the method for it, and what follows that."""
+    """Takes the steps that the first values suggest, followed by others."""
     d, left = len(start.params), math.inf if start.limited else 0
     if method.restarts is not None:
         left = method.restarts
@@ -362,7 +362,7 @@ def _are_coarse(
 
 
 def _are_of_steps(first: Differences, value: float) -> bool:
-    """Whether most short changes are 0, or as large as those of long moves."""
+    """Whether most short changes are 0, or as large as the changes of long moves."""
     moved = first.steps != 0
     jumps = abs(first.changes) > _JUMP * noise.AIM * abs(value)
     return bool(2 * np.sum(moved & (first.dead | jumps)) > np.sum(moved))

@@ -329,7 +329,7 @@ class Region:
     def closer(self, box: Box) -> tuple[int, np.ndarray] | None:
         """Returns a point that is far away, and a better place for it; or `None`.
 
-        The place is the one near the best point where its Lagrange polynomial is large.
+        The place is near the best point, and its Lagrange polynomial is large there.
         """
         away = self.away
         far = int(np.argmax(away))

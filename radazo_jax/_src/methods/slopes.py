@@ -135,7 +135,7 @@ def line_search(
       value: Its value.
       gradient: Slopes there, shape [d].
       direction: The whole step, shape [d].
-      space: Where points lie.
+      space: The space of the points.
       most: Number of times that the step may be lengthened.
       tries: Number of shorter steps.
     """
@@ -184,7 +184,7 @@ class Ended(NamedTuple):
     Attributes:
       params: Best point, shape [d].
       value: Its value.
-      reason: One of the reasons of this module.
+      reason: The reason, one of this module's.
       dead: Parameters whose last difference was exactly 0: bool, shape [d].
       resolution: Relative spacing of the values, or their relative noise.
     """
@@ -261,7 +261,7 @@ def steps(
     Args:
       x: First point, shape [d].
       value: Its value, finite.
-      space: Where points lie.
+      space: The space of the points.
       resolution: Relative spacing of the values, or their relative noise.
       begun: Differences at x if they are known.
       tolerance: See `untuned`.
@@ -317,7 +317,7 @@ def _without_a_step(
       at: The descent.
       searched: The line search that found nothing, or nothing more.
       settled: Whether slopes and steps are as small as at a minimum.
-      space: Where points lie.
+      space: The space of the points.
     """
     if at.twosided and settled:
         return MINIMUM
@@ -371,7 +371,7 @@ def _direction(
 
 
 def _is_small(at: Progress, gradient: np.ndarray, space: Space) -> bool:
-    """Whether slopes are those of a minimum, as far as values resolve it."""
+    """Whether slopes are as small as at a minimum, as far as values resolve it."""
     least = at.resolution ** (1 / 3) * max(abs(at.value), abs(at.start))
     return bool(np.all(abs(gradient) * space.spans(at.x) <= least))
 

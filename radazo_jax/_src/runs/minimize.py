@@ -242,7 +242,7 @@ def minimize(
 
 
 class _Opened(NamedTuple):
-    """What a run has opened, and its limits.
+    """The resources of a run, and its limits.
 
     Attributes:
       stack: Closes what was opened.

@@ -217,7 +217,7 @@ class Told:
         Args:
           record: The values.
           values: The values as they were returned, if they may be rounded otherwise.
-          infos: What came with them.
+          infos: The objects that came with them.
 
         Returns:
           The numbers of the step for a `History`, by name.
@@ -309,7 +309,7 @@ def ask_tell(
 ) -> Told:
     """Minimizes a function that is evaluated by hand, or by anything else.
 
-    The steps are those of `minimize` with the same arguments. Use it if evaluations are
+    It takes the steps of `minimize` with the same arguments. Use it if evaluations are
     replies of a cluster, measurements, or ratings of people. For a Python function, use
     `minimize_black_box`.
 
@@ -339,7 +339,7 @@ def ask_tell(
     Raises:
       TypeError, ValueError: If an argument has the wrong type, or `params` do not lie
         within the bounds.
-      RunError: By `ask`, if a method raises or yields something other than points.
+      RunError: If a method raises or yields something other than points, in `ask`.
 
     Examples:
       >>> import numpy as np
