@@ -203,7 +203,7 @@ class Journal:
         )
 
     def begin(self, line: dict[str, Any]) -> None:
-        """Begins to write: cuts a line without its end, and writes the line of a new run.
+        """Begins to write: cuts a line without its end, and writes a new run's line.
 
         Raises:
           ValueError: If the journal belongs to another run.

@@ -137,6 +137,8 @@ class OneByOne(Steps, abc.ABC):
                 self._file.append(record)
         except Mistake as mistake:
             raise RunError(str(mistake), self.state) from mistake.__cause__
+        except RunError:  # Of the method.
+            raise
         except (RuntimeError, OSError) as error:
             raise RunError(
                 f"step {number} could not be taken: {error} The error's state is the "

@@ -366,7 +366,8 @@ def ask_tell(
         method: Any = untuned() if optimizer is None else optimizer
         resolution = asker.resolution_of(None, initial)
         given = initial, key, box.as_bounds(bounds), resolution, False, state
-        maker = asker.begun(method, *given)
+        with trees.precision_of(initial if state is None else state.params):
+            maker = asker.begun(method, *given)
         return Told(maker, Best(maker.params))
     states.check_run(optimizer, estimator)
     of_run: Any = None, None, optimizer, estimator, vectorized(), box.as_bounds(bounds)

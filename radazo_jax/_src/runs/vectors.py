@@ -67,7 +67,10 @@ class Vectors:
         if bounds is None:
             none = np.full(self.dimension, np.inf)
             return Box(-none, none)
-        lower, upper = map(self.flat, box.as_trees(bounds, self.tree))
+        # In float64, so that bounds are not rounded outward before.
+        wide = jax.tree.map(lambda x: x.astype(np.float64), self.tree)
+        with jax.enable_x64(True):
+            lower, upper = map(self.flat, box.as_trees(bounds, wide))
         return Box(self._inward(lower, 1), self._inward(upper, -1))
 
     def _inward(self, bound: np.ndarray, sign: int) -> np.ndarray:
