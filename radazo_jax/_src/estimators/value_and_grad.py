@@ -63,7 +63,7 @@ def value_and_grad(
         `solver`).
 
     Examples:
-      >>> import jax, jnp as jnp
+      >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
       >>> def loss(params, x, y):
       ...     return jnp.mean((x @ params - y) ** 2)
