@@ -296,7 +296,8 @@ def _how_to_convert(leaf: Any, dtype: Any) -> str:
         return "Pass a float, or the array np.array(params, float)."
     numbers = isinstance(leaf, np.ndarray | np.generic | jax.Array)
     # JAX knows neither other orders of bytes nor other precisions.
-    if numbers and (leaf.dtype.kind in "iu" or (leaf.dtype.kind == "f" and not dtype)):
+    kind = getattr(getattr(leaf, "dtype", None), "kind", "")  # Keys have none.
+    if numbers and (kind in ("i", "u") or (kind == "f" and not dtype)):
         split = " Close over what is not optimized." * (dtype is not None)
         return f"Convert it by .astype(float).{split}"
     return ""

@@ -354,7 +354,7 @@ def test_bad_parameters(difference, params, error, message):
     [
         ({"num_directions": 0}, ValueError, "num_directions.*0"),
         ({"smoothing": 0.0}, ValueError, "smoothing"),
-        ({"smoothing": None}, TypeError, "smoothing"),
+        ({"smoothing": "far"}, TypeError, "smoothing"),
         (
             {"distribution": "sphere"},
             TypeError,

@@ -145,7 +145,7 @@ def test_other_estimators_refuse_several_values():
         told = zo.ask_tell(START, optimizer, plain)
         told.ask()
         told.tell(np.zeros((11, 3)))
-    with pytest.raises(zo.RunError, match=r"returned \[.* of type list, not a number"):
+    with pytest.raises(zo.RunError, match=r"got \[.* of type list, not a number"):
         zo.minimize_black_box(
             outside, START, optimizer, plain, num_steps=1, progress=False
         )

@@ -46,7 +46,7 @@ def test_another_learning_rate_on_minibatches_compiles_nothing(caplog):
             lambda x, noise: jnp.sum((x - noise) ** 2),
             jnp.full(3, scale),
             num_steps,
-            (None, METHOD[1]),
+            (None, zo.forward_difference(zo.rademacher(), 4, smoothing=5e-3)),
             sample=lambda key: jax.random.normal(key, (3,)),
         ).learning_rate.learning_rate
 

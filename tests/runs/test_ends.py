@@ -89,7 +89,8 @@ UNREADABLE = {
 @pytest.mark.parametrize("method", [METHOD, POPULATION], ids=["numbers", "vectors"])
 @pytest.mark.parametrize("value", UNREADABLE.values(), ids=UNREADABLE)
 def test_a_value_that_cannot_be_read_is_a_failed_point(value, method):
-    assert_some_failed(ended(losing(value), method=method), method=method)
+    options = {"method": method, "key": 1}  # The first point has a value.
+    assert_some_failed(ended(losing(value), **options), **options)
 
 
 def batch(xs):

@@ -188,14 +188,14 @@ def test_a_run_without_a_value_raises_whatever_its_length(
     run, num_steps, path, tmp_path
 ):
     path = path and tmp_path / path
-    bad = {compiled: lambda x: jnp.sum(x) * jnp.nan, outside: lambda x: None}[run]
+    bad = {compiled: lambda x: jnp.sum(x) * jnp.nan, outside: lambda x: np.inf}[run]
     message = rf"fun had no finite value to use in any of the run's {num_steps} steps"
     for _ in range(1 if path is None else 2):
         with pytest.raises(zo.RunError, match=message) as caught:
             run(bad, num_steps=num_steps, journal=path)
         assert caught.value.state.step == num_steps
         if run is outside:
-            assert "The last failure: returned None" in str(caught.value)
+            assert "The last failure: returned inf" in str(caught.value)
 
 
 BAD = [
