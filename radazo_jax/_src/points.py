@@ -85,8 +85,8 @@ def points_along(
       includes_params: Whether θ itself is a point, the first.
 
     Returns:
-      The points. They have one direction, which is 0: the gradient is a multiple of w,
-      as `points.of_tree` makes it.
+      The points. They have one direction, which is 0, because the gradient is a
+      multiple of w, as `points.of_tree` makes it.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -241,7 +241,7 @@ def candidate_rows(points: Points, params: optax.Params) -> jax.Array:
       params: θ.
 
     Returns:
-      All coordinates of each point: float32, [n, d].
+      All coordinates of each point, float32, [n, d].
 
     Examples:
       >>> import jax, jax.numpy as jnp

@@ -393,7 +393,7 @@ class Pickling(ThreadPoolExecutor):
 @EACH
 @pytest.mark.parametrize("executor", [ThreadPoolExecutor, Pickling])
 def test_workers_change_nothing(name, executor):
-    """Of a method nothing is pickled."""
+    """Nothing of a method is pickled."""
     expected = run(ripples, METHODS[name], max_evaluations=50)
     with executor(8) as pool:
         found = run(ripples, METHODS[name], max_evaluations=50, executor=pool)
@@ -551,7 +551,7 @@ def test_an_interrupted_noisy_run_has_compared_nothing():
 
 
 def seeded_globally(start):
-    """As packages do that draw from the global generator of NumPy."""
+    """Draws as packages do that use the global generator of NumPy."""
     np.random.seed(3)
     best = End(start.params, np.inf, "twenty steps were taken")
     for _ in range(20):

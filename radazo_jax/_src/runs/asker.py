@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, shown
+from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.methods.contract import Ask, End, Method, Start
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs.vectors import Vectors
@@ -400,7 +400,14 @@ def begun(
             "state must be the state of a run with a method; got "
             f"{type(state).__name__}. Continue it with the optimizer that made it."
         )
-    params = checks.as_params(params if state is None else state.start)
+    params = params if state is None else state.start
+    if trees.is_traced((params, key)):
+        raise TypeError(
+            "params and key must be known arrays with a method, which runs on the "
+            "host; got traced ones. Call it outside of jax.jit, jax.vmap and jax.grad; "
+            "inside, use solver or value_and_grad."
+        )
+    params = checks.as_params(params)
     box.check_bounds(bounds, params)
     typed = keys.check_same_key(key) if state is None else state.key
     asker = Asker(method, params, typed, bounds, resolution, limited)

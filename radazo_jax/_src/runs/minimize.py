@@ -216,10 +216,10 @@ def minimize(
         _check_precision(params, state)
     loss = functools.partial(step.without_aux, fun) if has_aux else fun
     settings = {"tolerance": tolerance, "restarts": restarts, "scale": scale}
-    method = _method(optimizer, estimator, params, sample, settings)
+    initial = params if state is None else state.params
+    method = _method(optimizer, estimator, initial, sample, settings)
     # Functions of the caller run under the caller's setting.
     context = functools.partial(jax.enable_x64, trees.has_x64())
-    initial = params if state is None else state.params
     with ExitStack() as stack:
         if calls:
             stack.enter_context(trees.precision_of(initial))

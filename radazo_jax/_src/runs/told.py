@@ -331,7 +331,7 @@ def ask_tell(
         parameters and key replace `params` and `key`.
 
     Returns:
-      The run, a `Told`: call `ask` for the points of a step, and `tell` their values.
+      The run, a `Told`. Call `ask` for the points of a step, and `tell` their values.
       With an optimizer, both compile at their first call. Values that are not finite
       are treated as by `minimize` with `on_failure="drop"`; `state.failures` counts
       them.
