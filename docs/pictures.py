@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
-import optax
 
 import radazo_jax as zo
 
@@ -229,8 +228,7 @@ def simulator(colors: Colors) -> plt.Figure:
     zo.minimize_black_box(
         simulate,
         np.array([-1.5, 0.6]),
-        optax.sgd(1.0),
-        zo.estimators.cma(step_size=0.5),
+        zo.methods.evolution(),
         bounds=([-2.0, -1.0], [1.2, 1.0]),
         max_evaluations=90,
         progress=False,

@@ -172,11 +172,11 @@ def test_mixed_precision_draws_new_directions():
 # Keras' own callback reads the rate so.
 @pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
 def test_constraints_and_the_rate_of_callbacks_hold_for_optax():
-    layer = keras.layers.Dense(1, kernel_constraint="non_neg")
+    layer = keras.layers.Dense(1, use_bias=False, kernel_constraint="non_neg")
     model = keras.Sequential([keras.Input((3,)), layer])
     trainer = zo_keras.ZerothOrder(model, zo.forward_difference())
     trainer.compile(optimizer=zo.radazo(0.1), loss="mse")
-    trainer.fit(np.eye(3), -np.ones((3, 1)), epochs=5, verbose=0)
+    trainer.fit(np.eye(3), -np.ones((3, 1)), epochs=30, verbose=0)
     kernel = np.asarray(layer.kernel.value)
     assert kernel.min() == 0
     stops = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.0)
