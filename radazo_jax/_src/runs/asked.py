@@ -206,10 +206,10 @@ class MethodSteps(OneByOne):
     @property
     def reason(self) -> str:
         """The reason for which the method has ended, or an empty string."""
-        return "" if self._asker.end is None else self._asker.end.reason
+        return self._told.ended
 
     def ended(self) -> str:
-        return "" if self._asker.end is None else "converged"
+        return "converged" if self._told.ended else ""
 
     # Evaluation.
 

@@ -176,13 +176,13 @@ class Asker:
                 asked = self._generator.send(values)
             self.asked = self._checked(asked)
         except StopIteration as stop:
-            self.end = stop.value
-            if not isinstance(stop.value, End):
+            if isinstance(stop.value, End):
+                # A reason tells that the method has ended, so it is never empty.
+                reason = stop.value.reason or "the method has ended"
+                self.end = stop.value._replace(reason=reason)
+            else:
                 got = type(stop.value).__name__
-                self.end, self._problem = (
-                    None,
-                    self._error(f"must return an End; got {got}"),
-                )
+                self._problem = self._error(f"must return an End; got {got}")
         except RunError as error:
             self._problem = error
 
