@@ -14,7 +14,6 @@ import pytest
 import radazo_jax as zo
 from tests.helpers.compare import Hashed
 from tests.helpers.tables import jit
-from tests.runs.test_compilations import compilations
 
 NAMES = vars(zo) | vars(zo.contrib) | vars(zo.estimators) | vars(zo.shaping)
 
@@ -344,30 +343,6 @@ def test_a_distance_may_be_traced():
 # --- Programs, and the objects of optimizers --------------------------------------
 
 
-def test_a_run_with_equal_new_settings_compiles_nothing(caplog):
-    def run(rate=0.1):
-        result = zo.minimize(
-            lambda params: jnp.sum(params**2),
-            jnp.ones(3),
-            zo.zo_sgd(rate),
-            zo.forward_difference(Hashed(), 3),
-            num_steps=2,
-            key=0,
-            evaluator=zo.vectorized(1),
-            progress=False,
-        )
-        return result.params
-
-    first = run()
-    with compilations(caplog) as found:
-        again = run()
-    assert not found
-    np.testing.assert_array_equal(again, first)
-    with compilations(caplog) as found:
-        run(rate=0.2)
-    assert found
-
-
 OPTIMIZERS = {
     "radazo": (0.1,),
     "zo_adamm": (0.1,),
@@ -456,14 +431,3 @@ def test_the_objects_that_are_kept_are_few():
     for i in range(100):
         zo.zo_signsgd(1.0 + i)
     assert zo.zo_signsgd(1e-3) is not first
-
-
-@each_optimizer
-def test_errors_and_signatures_are_those_of_the_constructor(name, arguments):
-    make = getattr(zo, name)
-    with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword"):
-        make(*arguments, wrong=1)
-    for parameter in inspect.signature(make).parameters.values():
-        if parameter.name == "learning_rate":
-            assert parameter.annotation == optax.ScalarOrSchedule
-    assert make.__name__ == name and ">>> " in make.__doc__

@@ -5,7 +5,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 import warnings
 import zlib
 
@@ -262,46 +261,6 @@ def test_a_full_disk_ends_the_run_with_its_state(tmp_path):
     assert 0 < done < 6
     assert len(lines(path)) == 1 + done
     chex.assert_trees_all_equal(run(path, 6).state, whole.state)
-
-
-KILLED = """
-import sys, time
-import numpy as np
-import radazo_jax as zo
-
-def fun(x):
-    time.sleep(0.002)
-    return float(np.sum((x - 1) ** 2))
-
-zo.minimize_black_box(
-    fun, np.zeros(50, np.float32), zo.radazo(1e-2), zo.forward_difference(),
-    num_steps=100, key=0, journal=sys.argv[1], progress=False,
-)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_run_continues_to_the_same_end(tmp_path):
-    """The campaigns of research kill at more moments."""
-
-    def start(path):
-        return subprocess.Popen([sys.executable, "-c", KILLED, path])
-
-    def steps(path):
-        found = path.read_bytes().split(b"\n")[1:-1] if path.exists() else []
-        records = [json.loads(line) for line in found]
-        return [(x["step"], x["values"], x["params"]) for x in records]
-
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    for wanted in (1, 31):
-        process = start(killed)
-        while process.poll() is None and len(steps(killed)) < wanted:
-            time.sleep(0.005)
-        process.kill()
-        assert process.wait() != 0
-    assert start(killed).wait() == start(whole).wait() == 0
-    assert steps(killed) == steps(whole)
-    assert len(steps(whole)) == 100
 
 
 def of_another_key(path):
