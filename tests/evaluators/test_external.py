@@ -76,7 +76,7 @@ def test_a_point_that_hangs_has_failed():
     assert result.state.failures.evaluations == 1
 
 
-@pytest.mark.parametrize("kind", [slow("loky"), "processes", "workers"])
+@pytest.mark.parametrize("kind", [slow("loky"), slow("processes"), "workers"])
 def test_points_that_kill_their_worker_fail_alone(kind):
     result = run(workers.kill_some, steps=2, **on(kind))
     expected = run(lambda x: np.nan if workers.kills(x) else fun(x), steps=2)
@@ -177,7 +177,7 @@ class Data:
         return workers.distance(x), (os.getpid(), self.calls)
 
 
-@pytest.mark.parametrize("kind", [slow("loky"), "processes", "workers"])
+@pytest.mark.parametrize("kind", [slow("loky"), "processes", slow("workers")])
 def test_processes_get_the_function_once(kind):
     seen, Data.stored = [], 0
     result = run(

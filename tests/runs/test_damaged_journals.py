@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers.black_boxes import ESTIMATOR, OPTIMIZER, START
 
-START = np.zeros(6, np.float32)
-OPTIMIZER = zo.radazo(3e-2)
-ESTIMATOR = zo.forward_difference(num_directions=3, smoothing=0.5)
 DEEP = b"[" * 10**5 + b"]" * 10**5
 
 

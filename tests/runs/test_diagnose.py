@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers.tables import slow
 
 ESTIMATOR = zo.forward_difference(smoothing=0.1)
 START = np.linspace(0.5, 1.5, 9, dtype=np.float32)
@@ -115,7 +116,7 @@ def test_the_noise_of_a_traced_function_is_seen():
 
 @pytest.mark.parametrize(
     "dtype, spacing",
-    [(jnp.float32, np.spacing(np.float32(1e6))), (jnp.bfloat16, 2.0 ** (19 - 7))],
+    [slow(jnp.float32, np.spacing(np.float32(1e6))), (jnp.bfloat16, 2.0 ** (19 - 7))],
 )
 def test_spacings_are_those_of_the_loss(dtype, spacing):
     def fun(x):
@@ -130,7 +131,7 @@ def test_spacings_are_those_of_the_loss(dtype, spacing):
     "fun, estimator, advised",
     [
         (lambda x: 3.0, ESTIMATOR, "fun did not change: does it use its argument?"),
-        (lambda x: jnp.sum(x) * 0 + 3, ESTIMATOR, "fun did not change"),
+        slow(lambda x: jnp.sum(x) * 0 + 3, ESTIMATOR, "fun did not change"),
         (lambda x: float(1e6 + np.sum(x**2)), ESTIMATOR, "ulps: make smoothing"),
         (
             lambda x: float(1e4 * np.sum((x - START) ** 4)),
@@ -159,7 +160,7 @@ def weighed(params):
 
 
 @pytest.mark.parametrize(
-    "distribution, share", [(zo.rademacher(), 1.0), (zo.low_rank(), 0.0)], ids=repr
+    "distribution, share", [slow(zo.rademacher(), 1.0), (zo.low_rank(), 0.0)], ids=repr
 )
 def test_finds_what_is_rounded_away(distribution, share):
     """1e-4 of numbers whose spacing is 2⁻⁷; a matrix may be perturbed by factors."""

@@ -16,7 +16,8 @@ import optax
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.black_boxes import fun, traced
+from tests.helpers.black_boxes import ESTIMATOR, OPTIMIZER, START, fun, traced
+from tests.helpers.compare import Hashed
 from tests.helpers.tables import (
     DISTRIBUTIONS,
     ESTIMATORS,
@@ -24,10 +25,6 @@ from tests.helpers.tables import (
     each_distribution,
     slow,
 )
-
-START = np.zeros(6, np.float32)
-OPTIMIZER = zo.radazo(3e-2)
-ESTIMATOR = zo.forward_difference(num_directions=3, smoothing=0.5)
 
 
 def run(path, steps, fun=fun, **options):
@@ -172,7 +169,7 @@ def test_failures_are_rebuilt(tmp_path):
 def test_is_small(tmp_path):
     """20,000 steps of K = 1 in less than 3 MB, whatever the size of the model."""
     path = tmp_path / "run.jsonl"
-    estimator = zo.forward_difference(num_directions=1)
+    estimator = zo.forward_difference(Hashed(), num_directions=1)
     zo.minimize_black_box(
         lambda x: float(np.sum(np.sin(x))),
         np.ones(10_000, np.float32),

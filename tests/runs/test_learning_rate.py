@@ -69,6 +69,7 @@ def test_a_rise_that_is_hidden_at_the_size_of_the_parameters():
     assert found.num_evaluations == 33
 
 
+@pytest.mark.slow
 def test_the_smoothing_is_measured_unless_it_is_named():
     alone = zo.find_smoothing(quadratic, PARAMS)
     assert find(quadratic, PARAMS, 100).smoothing == 0.1
