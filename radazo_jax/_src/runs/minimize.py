@@ -107,9 +107,10 @@ def minimize(
         `forward_difference()`, and `forward_difference(orthonormal())` at a measured
         learning rate.
       num_steps: The number of steps in this call; with a journal, of the whole run. By
-        default 1000, or 10,000 with a method, which usually ends before, also with a
-        `target`; with another budget, at most 2³¹ − 2 for the whole run. A run at a
-        learning rate that was measured ends once this rate is 0, at the latest.
+        default 1000, or 10,000 with a method, which usually ends before. If
+        `max_evaluations`, `max_seconds` or `patience` is given, no default limits the
+        steps. At the latest, a run ends at step 2³¹ − 2, or once a learning rate that
+        was measured is 0.
       key: The key of the whole run; it is consumed.
       evaluator: The evaluator of the points: `vectorized(batch_size)` or
         `sharded(axis_name)` for functions that JAX traces, or `external(...)` for

@@ -87,7 +87,6 @@ def estimate_gradient(
 
     Raises:
       TypeError: If `estimator` is not a `GradientEstimator`, the key is no key,
-        `inner` is a search, which finds step sizes in `solver` and `minimize` alone,
         `params` have been masked, or, in `update`, `value_fn` is missing.
       ValueError: If processes hold different keys, or, in `update`, `params` is
         missing.
