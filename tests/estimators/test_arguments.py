@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.tables import slow
+from tests.helpers.tables import every, slow
 
 PARAMS = jnp.array([1.0, 2.0, 3.0])
 X = np.array([1.0, 5.0, -2.0], np.float32)
@@ -31,7 +31,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", every(LOSSES, "float64", "strings", "mask", "branch"))
 def test_a_loss_gets_its_arguments_as_from_jax(name):
     loss, args = LOSSES[name]
     estimator = zo.central_difference(zo.coordinate(replace=False), 3)

@@ -56,7 +56,7 @@ def test_measures_a_traced_function_with_its_smoothing():
     assert (found.noise, found.advice) == (0, ())
 
 
-@pytest.mark.parametrize("smoothing, is_far", [(1e-3, True), (0.5, False)])
+@pytest.mark.parametrize("smoothing, is_far", [(1e-3, True), slow(0.5, False)])
 def test_a_smoothing_that_it_would_not_choose_is_named(smoothing, is_far):
     """A function has steps of 1/4, of which directions cross none or some."""
     inputs = jax.random.normal(jax.random.key(0), (64, 9))

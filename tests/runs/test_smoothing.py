@@ -187,6 +187,7 @@ def run(estimator=None, **options):
     return zo.minimize(batch_loss, START, None, estimator, **(given | options))
 
 
+@pytest.mark.slow
 def test_a_run_measures_the_smoothing_that_nobody_named():
     """It is the run at this smoothing, which a journal and a state keep."""
     found = run()

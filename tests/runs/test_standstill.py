@@ -36,7 +36,7 @@ def warned(run, *args, **kwargs):
 
 
 RUNS = pytest.mark.parametrize(
-    ("run", "fun"), [(zo.minimize_black_box, steps), (zo.minimize, traced)]
+    ("run", "fun"), [slow(zo.minimize_black_box, steps), (zo.minimize, traced)]
 )
 
 
