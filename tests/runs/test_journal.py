@@ -353,20 +353,6 @@ def test_other_machines_are_rebuilt_up_to_rounding_if_asked(tmp_path):
     np.testing.assert_allclose(state.params, result.params, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"theta = 3\nsteps = 9\n", b"no end of line", b'{"step":0}\n', b"\0\n"],
-)
-def test_another_file_is_no_journal(content, tmp_path):
-    path = tmp_path / "notes.txt"
-    path.write_bytes(content)
-    for call in (run, compiled, lambda path, steps: zo.runs.History.from_journal(path)):
-        with pytest.raises(ValueError, match="journal must be a file that a run") as e:
-            call(path, 3)
-        assert "notes.txt" in str(e.value) and "Cut this line" not in str(e.value)
-    assert path.read_bytes() == content
-
-
 REPLAY = """
 import sys
 import jax, jax.numpy as jnp
