@@ -151,14 +151,13 @@ def coordinate_wise(
       Problems, SIAM J. Optim. 2012, for probabilities by importance.
     """
     num_directions = checks.check_int_at_least("num_directions", num_directions, 1)
-    smoothing = checks.as_number(checks.check_positive("smoothing", smoothing))
-    decay = checks.as_number(checks.check_unit_interval("decay", decay))
-    checks.check_positive("uniform_fraction", uniform_fraction)
+    smoothing = checks.check_positive("smoothing", smoothing)
+    decay = checks.check_unit_interval("decay", decay)
+    uniform_fraction = checks.check_positive("uniform_fraction", uniform_fraction)
     if uniform_fraction > 1:
         raise ValueError(
             f"uniform_fraction must be a number in (0, 1]; got {uniform_fraction!r}."
         )
-    uniform_fraction = checks.as_number(uniform_fraction)
     return CoordinateWise(num_directions, smoothing, decay, uniform_fraction)
 
 

@@ -182,10 +182,8 @@ def gaussian_process(
             f"memory_size must be an int ≤ {MAX_MEMORY}; got {memory_size}."
         )
     if lengthscale is not None:
-        lengthscale = checks.as_number(
-            checks.check_positive("lengthscale", lengthscale)
-        )
-    jitter = checks.as_number(checks.check_positive("jitter", jitter))
+        lengthscale = checks.check_positive("lengthscale", lengthscale)
+    jitter = checks.check_positive("jitter", jitter)
     return GaussianProcess(
         distribution, num_directions, smoothing, memory_size, lengthscale, jitter
     )

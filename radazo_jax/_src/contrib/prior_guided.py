@@ -165,10 +165,9 @@ def prior_guided(
       Algorithms, NeurIPS 2021, PRGF and History-PRGF,
       <https://arxiv.org/abs/2107.10110>.
     """
-    checks.check_unit_interval("decay", decay)
+    decay = checks.check_unit_interval("decay", decay)
     if prior is not None and not callable(prior):
         raise TypeError(f"prior must be a function of params; got {prior!r}.")
-    decay = checks.as_number(decay)
     return PriorGuided(distribution, num_directions, smoothing, prior, decay)
 
 
