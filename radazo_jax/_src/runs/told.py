@@ -317,8 +317,8 @@ def ask_tell(
       params: The starting point, a tree of floating-point arrays. Not modified. NumPy's
         float64 is kept.
       optimizer: A method such as `methods.untuned()`, the default; or an Optax
-        transformation such as `radazo(1e-3)`. The latter gets `value`, `grad`, `slope`
-        and `measured` as extra arguments, as in `minimize`, and no `value_fn`.
+        transformation such as `radazo(1e-3)`. The latter gets `value`, `grad` and
+        `slope` as extra arguments, as in `minimize`, and no `value_fn`.
       estimator: An estimator, such as `forward_difference()`, if an Optax
         transformation is given.
       key: The key of the whole run; it is consumed.
@@ -404,7 +404,8 @@ def begin(
         state = step.start(run, params, key)
     else:
         states.check_state(run, state, leaves=True)
-    states.check_known(state)
+    states.check_known("params, key and state must be", state)
+    checks.check_not_deleted("state", state)
     return trees.copy(state)
 
 
