@@ -41,12 +41,10 @@ WRITTEN = {
     "antithetic=True, shaping=z_score(eps=0.0, eps_root=1e-05))": (
         "evolution_strategy(shaping=z_score(eps=1.0))"
     ),
-    "coordinate_wise(num_directions=None, smoothing=0.005, decay=0.9, "
+    "coordinate_wise(num_directions=10, smoothing=0.005, decay=0.9, "
     "uniform_fraction=0.5)": "coordinate_wise(uniform_fraction=0.4)",
     "gaussian_process(sphere(), num_directions=4, smoothing=0.05, memory_size=150, "
-    "kernel='matern', lengthscale=None, jitter=1e-05, num_features=None)": (
-        "gaussian_process(lengthscale=1.0)"
-    ),
+    "lengthscale=None, jitter=1e-05)": ("gaussian_process(lengthscale=1.0)"),
     "linear_interpolation(sphere(), num_directions=10, smoothing=0.005, "
     "memory_size=3, radius=0.01)": "linear_interpolation(radius=0.02)",
     "majority_vote(gaussian(), num_directions=10, smoothing=0.005)": (
@@ -63,7 +61,7 @@ WRITTEN = {
         "momentum_perturbation(gaussian(), smoothing=0.001, b1=0.5, uncertainty=0.4)"
     ),
     "prior_guided(sphere(), num_directions=10, smoothing=0.005, prior=None, "
-    "decay=0.0, mix='projection')": "prior_guided(decay=0.5)",
+    "decay=0.0)": "prior_guided(decay=0.5)",
     "query_reuse(sphere(), num_directions=10, smoothing=0.05, memory_size=6)": (
         "query_reuse(sphere(), num_directions=10, smoothing=0.05, memory_size=5)"
     ),

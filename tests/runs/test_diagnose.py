@@ -76,7 +76,7 @@ def noisy(slope, noise, seed):
 
 
 def test_noise_is_separated_from_the_change():
-    """There are 48 evaluations, and 39 degrees of freedom of the noise."""
+    """There are 24 evaluations, and 15 degrees of freedom of the noise."""
     calls, fun = [], noisy(30.0, 0.1, 3)
 
     def recorded(x):
@@ -85,10 +85,11 @@ def test_noise_is_separated_from_the_change():
 
     found = zo.diagnose(recorded, np.zeros(10, np.float32), ESTIMATOR, 0)
     at_start = [x for x in calls if not x.any()]
-    assert (len(at_start), len(calls)) == (16, 48)
-    assert 0.06 < found.noise < 0.15
+    assert (len(at_start), len(calls)) == (16, 24)
+    # χ² of 15 is within (4.6, 32.8) with a probability of 0.99.
+    assert 0.1 * np.sqrt(4.6 / 15) < found.noise < 0.1 * np.sqrt(32.8 / 15)
     change = 30 * np.sqrt(np.mean([x[0] ** 2 for x in calls if x.any()]))
-    # The noise of a mean of 3 or 4 values, of eight differences.
+    # The noise of eight differences.
     np.testing.assert_allclose(found.difference, change, atol=3 * 0.1 / np.sqrt(8))
     hidden = zo.diagnose(noisy(0.0, 1.0, 1), np.zeros(10, np.float32), ESTIMATOR)
     assert hidden.difference < 0.5

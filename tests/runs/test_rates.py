@@ -54,12 +54,3 @@ def test_the_rate_ends_at_zero():
         _, state = optimizer.update(PARAMS, state, PARAMS)
         found.append(float(state[-1].learning_rate))
     assert found == [0.5, 0.375, 0.25, 0.125, 0.0, 0.0]
-    assert rates.end_of(state) == 4
-
-
-def test_the_state_begins_with_the_rate_of_a_run():
-    other = rates.with_rate(rates.radazo_at(0.0, None).init(PARAMS), 0.25, 7)
-    expected = rates.radazo_at(0.25, 7).init(PARAMS)
-    jax.tree.map(np.testing.assert_array_equal, other, expected)
-    assert rates.end_of(rates.radazo_at(0.25, None).init(PARAMS)) is None
-    assert rates.end_of(optax.sgd(0.1).init(PARAMS)) is None

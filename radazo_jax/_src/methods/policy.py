@@ -149,8 +149,7 @@ def untuned(
       <https://arxiv.org/abs/1604.00772>.
     """
     if tolerance is not None:
-        checks.check_unit_interval("tolerance", tolerance)
-        tolerance = checks.as_number(tolerance)
+        tolerance = checks.check_unit_interval("tolerance", tolerance)
     if restarts is not None:
         restarts = checks.check_int_at_least("restarts", restarts, 0)
     return Untuned(tolerance, restarts, scale)

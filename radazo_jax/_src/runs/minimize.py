@@ -94,9 +94,8 @@ def minimize(
         `sample`, `has_aux` and `chunk_size`.
       params: The starting point, a tree of floating-point arrays. Not modified.
       optimizer: A method, such as `methods.evolution()`, or an Optax transformation,
-        such as `radazo(1e-3)`. The latter gets `value`, `grad`, `slope` (along `grad`),
-        `value_fn` and `measured` (whether the loss at the parameters is finite; if not,
-        `value` replaces it) as extra arguments, if it takes any. By default,
+        such as `radazo(1e-3)`. The latter gets `value`, `grad`, `slope` (along `grad`)
+        and `value_fn` as extra arguments, if it takes any. By default,
         `methods.untuned(tolerance, restarts, scale)` if no estimator and no `sample` is
         given and there are at most 10,000 parameters. Otherwise it is R-AdaZO at the
         learning rate that `find_learning_rate` measures before the first step, with the
