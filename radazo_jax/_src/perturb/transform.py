@@ -64,7 +64,7 @@ def perturb(fun: Callable[..., _T]) -> Callable[..., _T]:
     ) -> _T:
         params = trees.as_arrays(params)
         layout = direction.distribution._annotate(layout_of(params), params)
-        return evaluate(fun, params, layout, direction, scale, args, kwargs)
+        return evaluate(fun, params, layout, direction, scale, args, kwargs, False)
 
     # It takes other arguments than `fun`, so inspection must not follow to `fun`.
     del perturbed.__wrapped__
@@ -79,10 +79,11 @@ def evaluate(
     scale: jax.typing.ArrayLike,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] = MappingProxyType({}),
+    in_loop: bool = True,
 ) -> _T:
-    """`perturb(fun)` for arrays with a known layout."""
+    """`perturb(fun)` for arrays with a known layout, which may be called in a loop."""
     jaxpr, outputs_of = _trace(fun, params, args, kwargs)
-    given = views.views_of(params, layout, direction, jnp.asarray(scale))
+    given = views.views_of(params, layout, direction, jnp.asarray(scale), in_loop)
     return outputs_of(rules.evaluate(jaxpr, views.with_small_drawn(given)))
 
 
