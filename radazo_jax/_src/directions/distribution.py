@@ -177,6 +177,9 @@ class Distribution(Configuration, abc.ABC):
             params,
         )
 
+    # A custom distribution is complete here. Only distributions of this package, whose
+    # numbers are drawn together or make factors, override the methods below.
+
     def _annotate(self, layout: Layout, params: optax.Params) -> Layout:
         """The layout with the axes that the distribution itself prescribes."""
         del params
