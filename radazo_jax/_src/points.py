@@ -12,7 +12,7 @@ from jax import lax
 from radazo_jax._src.contracts import Draw, Points
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.distribution import Direction, Distribution
-from radazo_jax._src.directions.layout import Layout, layout_of
+from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.numbers import generator
 from radazo_jax._src.numbers.counter import Positions
 from radazo_jax._src.perturb import transform
@@ -117,7 +117,7 @@ def _sample(
     numbers: jax.Array | None = None,
 ) -> tuple[Direction, Layout]:
     """The directions of a step, stacked, and the layout of the parameters."""
-    layout = transform.annotate(layout_of(params), distribution, draw.fun, params)
+    layout = transform.layout_for(distribution, draw.fun, params)
     if numbers is not None:
         return sums.sample(distribution, draw.run_key, numbers, layout), layout
     each = np.arange(num_directions, dtype=np.uint32)
