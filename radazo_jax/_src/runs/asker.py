@@ -37,7 +37,8 @@ class MethodState(NamedTuple):
       start: The starting point, likewise.
       key: The key of the run, typed, shape ().
       values: The values so far, in the order of their evaluation: float64, shape [n].
-      step: The number of times that values were told: int32, shape ().
+      step: The number of steps: how often the method was sent the values of all of
+        its points: int32, shape ().
       failures: Counts of evaluations that failed. A step is skipped if all of its
         evaluations failed; d + 1 failures in a row count as one step in a row.
     """
@@ -100,7 +101,7 @@ class Asker:
       noisy: Whether a point had two different values.
       lowest: The points with the lowest values, the lowest first.
       stages: The stages that the method has reported.
-      step: The number of times that values were told.
+      step: The number of steps, each of which ends once all of its values are told.
     """
 
     names = ("value", "value_std", "failed")
@@ -149,6 +150,7 @@ class Asker:
         self.step = self._count = self._failed = self._skipped = self._in_a_row = 0
         self._values: list[np.ndarray] = []
         self._told: list[np.ndarray] = []  # Values at the first of the asked points.
+        self._seen: dict[bytes, float] = {}  # First values of the step, and the best.
         self.asked = self._none = Ask(np.zeros((0, self.vectors.dimension)))
         self._problem: RunError | None = None
         with self._calling():
@@ -170,6 +172,8 @@ class Asker:
         An error of the method is raised once more points are needed, so that the run
         up to there is complete.
         """
+        point, value, _ = self.best
+        self._seen = {point.tobytes(): value} if np.isfinite(value) else {}
         self._told, self.asked = [], self._none
         try:
             with self._calling():
@@ -283,6 +287,11 @@ class Asker:
         return len(self.asked.points) - sum(map(len, self._told))
 
     @property
+    def told(self) -> np.ndarray:
+        """The values of the step so far, at its first points: [n]."""
+        return np.concatenate([*self._told, np.zeros(0)])
+
+    @property
     def points(self) -> np.ndarray:
         """The points whose values are not known yet, [n, d]."""
         return self.asked.points[sum(map(len, self._told)) :]
@@ -297,7 +306,11 @@ class Asker:
         return self.vectors.trees(self.points)
 
     def tell(self, values: np.ndarray) -> np.ndarray:
-        """Takes the values at the first of the points; returns numbers of the step."""
+        """Takes the values at the first of the points, in any parts.
+
+        Returns:
+          Numbers, which `names` names: those of the step so far, and the failures.
+        """
         self._raise()
         points, finite = self.points[: len(values)], np.isfinite(values)
         values = np.where(finite, values, np.nan).astype(np.float64)
@@ -311,26 +324,26 @@ class Asker:
             self.best = points[i], float(lowest[i]), before + i
         self._values.append(values)
         self._told.append(values)
-        self.step += 1
+        of_step = self.told
         self._failed += int(np.sum(~finite))
         if finite.any():
             self._in_a_row = 0
-        else:
-            self._in_a_row += len(values)
-            self._skipped += 1
+        self._in_a_row += int(np.argmax(finite[::-1])) if finite.any() else len(values)
+        used = of_step[np.isfinite(of_step)]
         if not self.size:
-            self._send(np.concatenate(self._told))
-        with np.errstate(all="ignore"):
-            spread = np.std(values[finite]) if finite.any() else np.nan
-        value = lowest[i] if finite.any() else np.nan
-        return np.array([value, spread, np.sum(~finite)])
+            self.step += 1
+            self._skipped += not len(used)
+            self._send(of_step)
+        numbers = np.nan, np.nan
+        if len(used):
+            with np.errstate(all="ignore"):
+                numbers = used.min(), np.std(used)
+        return np.array([*numbers, np.sum(~finite)])
 
     def _see_noise(self, points: np.ndarray, values: np.ndarray) -> None:
         """Looks whether a point that was evaluated twice has two values."""
-        best, lowest, _ = self.best
-        seen = {best.tobytes(): lowest} if np.isfinite(lowest) else {}
         for point, value in zip(points, values, strict=True):
-            before = seen.setdefault(point.tobytes(), value)
+            before = self._seen.setdefault(point.tobytes(), value)
             limit = _EQUAL * self.resolution * abs(value)
             if np.isfinite(before) and abs(before - value) > limit:
                 self.noisy = True
@@ -338,9 +351,12 @@ class Asker:
     def _keep(self, points: np.ndarray, values: np.ndarray, before: int) -> None:
         """Keeps the lowest points, which may be compared at the end of a noisy run."""
         found = {candidate.point.tobytes(): candidate for candidate in self.lowest}
-        for i in np.argsort(values)[:_CANDIDATES]:
+        for i in np.argsort(values, kind="stable"):
+            if len(found) >= 2 * _CANDIDATES or not np.isfinite(values[i]):
+                break
             new = Candidate(before + int(i), points[i], float(values[i]))
-            found.setdefault(points[i].tobytes(), new)
+            name = points[i].tobytes()
+            found[name] = min(found.get(name, new), new, key=lambda x: x.value)
         self.lowest = sorted(found.values(), key=lambda x: x.value)[:_CANDIDATES]
 
 
@@ -410,20 +426,21 @@ def begun(
     params = checks.as_params(params)
     box.check_bounds(bounds, params)
     typed = keys.check_same_key(key) if state is None else state.key
-    asker = Asker(method, params, typed, bounds, resolution, limited)
-    if state is not None:
-        rest = state.values
+    values = np.zeros(0) if state is None else state.values
+    # A run with a budget restarts at the end of one without, and continues so.
+    for is_limited in (limited, True):
+        asker = Asker(method, params, typed, bounds, resolution, is_limited)
+        rest = values
         while len(rest) and asker.end is None:
             count = min(asker.size, len(rest))
             asker.tell(rest[:count])
             rest = rest[count:]
-        if len(rest):
-            raise ValueError(
-                f"state must be of the method {text_of(method)}; got one with "
-                f"{len(rest)} more values than this method asked for."
-            )
-        asker.step = int(state.step)
-    return asker
+        if not len(rest):
+            return asker
+    raise ValueError(
+        f"state must be of the method {text_of(method)}; got one with {len(rest)} more "
+        "values than this method asked for."
+    )
 
 
 def resolution_of(fun: Callable[..., Any] | None, params: optax.Params) -> float:

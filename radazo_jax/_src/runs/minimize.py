@@ -106,7 +106,8 @@ def minimize(
       estimator: An estimator, if an Optax transformation takes the steps; by default
         `forward_difference()`, and `forward_difference(orthonormal())` at a measured
         learning rate.
-      num_steps: The number of steps in this call; with a journal, of the whole run. By
+      num_steps: The number of steps in this call; with a journal, of the whole run. In
+        a step, a method asks for points once, and gets all of their values. By
         default 1000, or 10,000 with a method, which usually ends before, also with a
         `target`; with another budget, at most 2³¹ − 2 for the whole run. A run at a
         learning rate that was measured ends once this rate is 0, at the latest.
@@ -145,7 +146,7 @@ def minimize(
       state: A state to continue from, as returned by a previous call or passed to
         `callback`. Its parameters and key replace `params` and `key`, and it holds the
         learning rate that was measured. With `external`, it must have the dtypes of
-        `params`.
+        `params`. A method that a budget has ended continues as with a budget.
       chunk_size: Number of steps per chunk; by default, so many that a chunk takes
         about half a second.
       progress: Whether to show progress: a `tqdm` bar if that is installed, else one
