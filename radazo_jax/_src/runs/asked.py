@@ -18,6 +18,7 @@ from radazo_jax._src.evaluators.sharded import Sharded
 from radazo_jax._src.runs.asker import Asker, Candidate, Stage
 from radazo_jax._src.runs.journal import Journal, Record
 from radazo_jax._src.runs.one_by_one import OneByOne
+from radazo_jax._src.runs.processes import from_first
 from radazo_jax._src.runs.results import Best, Report
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.runs.told import Told
@@ -129,6 +130,29 @@ class ByProgram:
         values = np.concatenate(found)
         failed = np.flatnonzero(~np.isfinite(values)).tolist()
         return Outcome(values, [None] * n, {i: f"returned {values[i]}" for i in failed})
+
+
+class Shared:
+    """Evaluates points in each process, and takes the values of process 0."""
+
+    workers = 1
+
+    def __init__(self, evaluate: Evaluate):
+        """Begins to share.
+
+        Args:
+          evaluate: Evaluates points in this process.
+        """
+        self._evaluate, self.room = evaluate, evaluate.room
+
+    def __call__(self, points: Any) -> Outcome | None:
+        mine = self._evaluate(points) or Outcome(np.zeros(0), [], {})
+        values = from_first({"values": mine.values})["values"]
+        if not len(values):
+            return None  # Process 0 was interrupted.
+        failed = np.flatnonzero(~np.isfinite(values)).tolist()
+        texts = {i: mine.failures.get(i, "failed in process 0") for i in failed}
+        return Outcome(values, mine.infos or [None] * len(values), texts)
 
 
 def _rows(x: np.ndarray, first: int, count: int) -> np.ndarray:

@@ -1,7 +1,5 @@
 """`Asker`: the points of a method on the host, from the values that it was told."""
 
-import random
-import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,6 +13,8 @@ import optax
 from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.methods.contract import Ask, End, Method, Start
 from radazo_jax._src.numbers import keys
+from radazo_jax._src.runs.globals import Globals
+from radazo_jax._src.runs.processes import from_first
 from radazo_jax._src.runs.vectors import Vectors
 from radazo_jax._src.steps import box
 from radazo_jax._src.steps.box import Bounds
@@ -131,7 +131,7 @@ class Asker:
         self._box = self.vectors.box(bounds)
         # Built-in methods draw from `start.rng` alone.
         built_in = type(method).__module__.startswith("radazo_jax.")
-        self._globals = None if built_in else _Globals(seed)
+        self._globals = None if built_in else Globals(seed)
         start = Start(
             self._box.clip(self.vectors.flat(self.vectors.tree)),
             self._box,
@@ -175,6 +175,32 @@ class Asker:
         point, value, _ = self.best
         self._seen = {point.tobytes(): value} if np.isfinite(value) else {}
         self._told, self.asked = [], self._none
+        # Bits of LAPACK differ between machines: the method runs in one of them.
+        if jax.process_index() == 0:
+            self._call(values)
+        if jax.process_count() > 1:
+            self._follow()
+
+    def _follow(self) -> None:
+        """Takes what the method of process 0 has answered, in all processes."""
+        given = {name: x for name, x in self.asked._asdict().items() if x is not None}
+        if self.end is not None:
+            given |= {"end": self.end.params, "value": self.end.value}
+            given["reason"] = self.end.reason
+        given |= {"problem": str(self._problem or ""), "stages": self.stages}
+        found = from_first({name: np.asarray(x) for name, x in given.items()})
+        if jax.process_index() == 0:
+            return
+        self.asked = Ask(found["points"], found.get("likely"), found.get("center"))
+        self.stages = [Stage(int(i), *map(str, words)) for i, *words in found["stages"]]
+        if "end" in found:
+            value, reason = float(found["value"]), str(found["reason"])
+            self.end = End(found["end"], value, reason)
+        if problem := str(found["problem"]):
+            self._problem = RunError(problem, self.state)
+
+    def _call(self, values: Any) -> None:
+        """Sends values to the method, and receives its answer."""
         try:
             with self._calling():
                 asked = self._generator.send(values)
@@ -208,7 +234,7 @@ class Asker:
             raise self._error(f"raised {text.rstrip('.')}") from error
 
     def _error(self, what: str) -> RunError:
-        named = f"the method {text_of(self.method)} {what}."
+        named = f"the method {shown.part(self.method)} {what}."
         return RunError(f"{named} The error's result is the run so far.", self.state)
 
     def _checked(self, asked: Any) -> Ask:
@@ -326,9 +352,8 @@ class Asker:
         self._told.append(values)
         of_step = self.told
         self._failed += int(np.sum(~finite))
-        if finite.any():
-            self._in_a_row = 0
-        self._in_a_row += int(np.argmax(finite[::-1])) if finite.any() else len(values)
+        after = int(np.argmax(finite[::-1]))  # Failures after the last finite value.
+        self._in_a_row = after if finite.any() else self._in_a_row + len(values)
         used = of_step[np.isfinite(of_step)]
         if not self.size:
             self.step += 1
@@ -358,33 +383,6 @@ class Asker:
             name = points[i].tobytes()
             found[name] = min(found.get(name, new), new, key=lambda x: x.value)
         self.lowest = sorted(found.values(), key=lambda x: x.value)[:_CANDIDATES]
-
-
-class _Globals:
-    """States of the global generators of NumPy and Python for one method."""
-
-    def __init__(self, seed: list[int]):
-        self._numpy = np.random.RandomState(seed).get_state()
-        self._python = random.Random(repr(seed)).getstate()
-
-    @contextmanager
-    def swapped(self) -> Iterator[None]:
-        """Uses them instead of the caller's."""
-        outer = np.random.get_state(), random.getstate()
-        np.random.set_state(self._numpy)
-        random.setstate(self._python)
-        try:
-            yield
-        finally:
-            self._numpy, self._python = np.random.get_state(), random.getstate()
-            np.random.set_state(outer[0])
-            random.setstate(outer[1])
-
-
-def text_of(part: Any) -> str:
-    """A method or an estimator in words, the same in each process."""
-    text = getattr(part, "__qualname__", None) or " ".join(repr(part).split())
-    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def begun(
@@ -438,8 +436,8 @@ def begun(
         if not len(rest):
             return asker
     raise ValueError(
-        f"state must be of the method {text_of(method)}; got one with {len(rest)} more "
-        "values than this method asked for."
+        f"state must be of the method {shown.part(method)}; got one with {len(rest)} "
+        "more values than this method asked for."
     )
 
 

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from radazo_jax._src import checks, programs, trees
-from radazo_jax._src.runs.asker import Asker, text_of
+from radazo_jax._src import checks, programs, shown, trees
+from radazo_jax._src.runs.asker import Asker
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.steps import box, step
 from radazo_jax._src.steps.box import Bounds
@@ -351,7 +351,7 @@ def line_of_run(
     """
     points = programs.of(step.points_without_loss, run.estimator, state)(state)
     return _line_of(state.params, state.key, run.bounds) | {
-        "estimator": text_of(run.estimator),
+        "estimator": shown.part(run.estimator),
         "scales": np.asarray(points.scales[0]).tolist(),
         "points": points.num_points,
         "learning_rate": None if rate is None else rate._asdict(),
@@ -367,7 +367,7 @@ def line_of_method(asker: Asker, bounds: Bounds | None) -> dict[str, Any]:
       bounds: The bounds of the run.
     """
     return _line_of(asker.vectors.tree, asker.key, bounds) | {
-        "method": text_of(asker.method),
+        "method": shown.part(asker.method),
         "points": None,
         "resolution": asker.resolution,
         "dtype": "float64",

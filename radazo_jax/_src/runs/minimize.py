@@ -24,7 +24,13 @@ from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.methods.policy import untuned
 from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import loop, rates
-from radazo_jax._src.runs.asked import ByCalls, ByProgram, Evaluate, MethodSteps
+from radazo_jax._src.runs.asked import (
+    ByCalls,
+    ByProgram,
+    Evaluate,
+    MethodSteps,
+    Shared,
+)
 from radazo_jax._src.runs.asker import MethodState, begun, resolution_of
 from radazo_jax._src.runs.journal import Journal, Path, line_of_method, line_of_run
 from radazo_jax._src.runs.learning_rate import LearningRate
@@ -327,6 +333,8 @@ def _steps_of_method(
         evaluate = ByCalls(external, opened.calls(external, loss, False))
     else:
         evaluate = ByProgram(fun, initial, evaluator, opened.interrupted())
+    if jax.process_count() > 1:
+        evaluate = Shared(evaluate)
     return MethodSteps(Told(asker, Best(asker.params)), budget, file, evaluate)
 
 
