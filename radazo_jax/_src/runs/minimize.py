@@ -24,7 +24,13 @@ from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.methods.policy import untuned
 from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import loop, rates
-from radazo_jax._src.runs.asked import ByCalls, ByProgram, Evaluate, MethodSteps
+from radazo_jax._src.runs.asked import (
+    ByCalls,
+    ByProgram,
+    Evaluate,
+    MethodSteps,
+    Shared,
+)
 from radazo_jax._src.runs.asker import MethodState, begun, resolution_of
 from radazo_jax._src.runs.journal import Journal, Path, line_of_method, line_of_run
 from radazo_jax._src.runs.learning_rate import LearningRate
@@ -105,7 +111,8 @@ def minimize(
       estimator: An estimator, if an Optax transformation takes the steps; by default
         `forward_difference()`, and `forward_difference(orthonormal())` at a measured
         learning rate.
-      num_steps: The number of steps in this call; with a journal, of the whole run. By
+      num_steps: The number of steps in this call; with a journal, of the whole run. In
+        a step, a method asks for points once, and gets all of their values. By
         default 1000, or 10,000 with a method, which usually ends before. If
         `max_evaluations`, `max_seconds` or `patience` is given, no default limits the
         steps. At the latest, a run ends at step 2³¹ − 2, or once a learning rate that
@@ -145,7 +152,7 @@ def minimize(
       state: A state to continue from, as returned by a previous call or passed to
         `callback`. Its parameters and key replace `params` and `key`, and it holds the
         learning rate that was measured. With `external`, it must have the dtypes of
-        `params`.
+        `params`. A method that a budget has ended continues as with a budget.
       chunk_size: Number of steps per chunk; by default, so many that a chunk takes
         about half a second.
       progress: Whether to show progress: a `tqdm` bar if that is installed, else one
@@ -326,6 +333,8 @@ def _steps_of_method(
         evaluate = ByCalls(external, opened.calls(external, loss, False))
     else:
         evaluate = ByProgram(fun, initial, evaluator, opened.interrupted())
+    if jax.process_count() > 1:
+        evaluate = Shared(evaluate)
     return MethodSteps(Told(asker, Best(asker.params)), budget, file, evaluate)
 
 

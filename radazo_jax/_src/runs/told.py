@@ -84,7 +84,9 @@ class Stepper:
         """Returns the points of the next step, on the device."""
         if self._asks is None:
             self._asks = programs.of(candidates_of, self.run, self.state)
-        return self._asks(self.state)
+        points = self._asks(self.state)
+        states.check_known(points)
+        return points
 
     def tell(self, values: np.ndarray) -> jax.Array:
         """Takes a step; returns its numbers, which `names` names."""
@@ -92,6 +94,7 @@ class Stepper:
             given = self.run, self.state, values
             self._takes = programs.of(take, *given, donate=[0])
         self.state, numbers, self.checksum = self._takes(self.state, values)
+        states.check_known(numbers)  # The optimizer may hold traced numbers.
         return numbers
 
 
@@ -404,7 +407,7 @@ def begin(
         state = step.start(run, params, key)
     else:
         states.check_state(run, state, leaves=True)
-    states.check_known("params, key and state must be", state)
+    states.check_known(state)
     checks.check_not_deleted("state", state)
     return trees.copy(state)
 
