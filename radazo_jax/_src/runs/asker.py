@@ -113,6 +113,7 @@ class Asker:
         bounds: Bounds | None,
         resolution: float,
         limited: bool,
+        step: Any = None,
     ):
         """Begins the method.
 
@@ -123,19 +124,21 @@ class Asker:
           bounds: Bounds of the run.
           resolution: Relative spacing of the values.
           limited: Whether a budget ends the run.
+          step: As in `minimize`.
         """
         self.method, self.key = method, key
-        self.vectors, self.resolution = Vectors(params), resolution
+        self.vectors, self.resolution = Vectors(params, step), resolution
         seed = np.asarray(jax.random.key_data(key)).tolist()
         self._box = self.vectors.box(bounds)
         # Built-in methods draw from `start.rng` alone.
         built_in = type(method).__module__.startswith("radazo_jax.")
         self._globals = None if built_in else _Globals(seed)
         start = Start(
-            self._box.clip(self.vectors.flat(self.vectors.tree)),
+            self._box.clip(self.vectors.round(self.vectors.flat(self.vectors.tree))),
             self._box,
             np.random.default_rng(seed),
             resolution,
+            self.vectors.step,
             self.vectors.round,
             self.vectors.flat,
             limited,
@@ -379,6 +382,7 @@ def begun(
     resolution: float,
     limited: bool,
     state: Any = None,
+    step: Any = None,
 ) -> Asker:
     """Begins a run, or continues it from a state.
 
@@ -390,6 +394,7 @@ def begun(
       resolution: Relative spacing of the values.
       limited: Whether a budget ends the run.
       state: A state to continue from instead of `params` and `key`.
+      step: As in `minimize`.
 
     Raises:
       TypeError, ValueError: If an argument is not valid, or the state belongs to
@@ -410,8 +415,10 @@ def begun(
     params = checks.as_params(params)
     box.check_bounds(bounds, params)
     typed = keys.check_same_key(key) if state is None else state.key
-    asker = Asker(method, params, typed, bounds, resolution, limited)
-    if state is not None:
+    asker = Asker(method, params, typed, bounds, resolution, limited, step)
+    if state is None:
+        asker.vectors.warn_of_rounding(asker.best[0])
+    else:
         rest = state.values
         while len(rest) and asker.end is None:
             count = min(asker.size, len(rest))
