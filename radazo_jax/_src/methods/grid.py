@@ -217,7 +217,7 @@ class Search:
 
     Attributes:
       grid: The parameters that can move.
-      known: What is known.
+      known: Points and values so far.
       radius: The radius of the model, in sizes of the parameters.
       least: The smallest radius.
       hessian: The Hessian matrix of the latest model, shape [n, n].
@@ -292,7 +292,7 @@ def steps(
 
     Args:
       start: The start of the run.
-      known: What is known, with a finite value at least.
+      known: Points and values so far, one of them finite.
       units: Sizes of the parameters, shape [d].
       patience: Number of evaluations without progress after which models end.
     """

@@ -14,8 +14,8 @@ from radazo_jax._src.methods.contract import Box
 from radazo_jax._src.steps import box
 from radazo_jax._src.steps.box import Bounds
 
-# Multiples of a step are computed as those of a fraction with at most this denominator,
-# so that multiples of 0.1 are the numbers that are written 0.1, 0.2 and 0.3.
+# A step is a fraction with at most this denominator if there is one, so that multiples
+# of 0.1 are the numbers that are written 0.1, 0.2 and 0.3.
 _DENOMINATOR = 10**6
 
 # A bound is a multiple of a step up to so many roundings.
