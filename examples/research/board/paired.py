@@ -53,6 +53,7 @@ def started(function: Function, seed: int) -> methods.Start:
         box=methods.Box(*(np.asarray(bound, np.float64) for bound in bounds)),
         rng=np.random.default_rng(seed),
         resolution=float(np.finfo(np.float64).eps),
+        step=np.zeros(d),
         round=lambda points: points,
         flatten=lambda tree: np.broadcast_to(np.asarray(tree, np.float64), (d,)),
         limited=True,

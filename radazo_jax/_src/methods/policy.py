@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from radazo_jax._src import checks
-from radazo_jax._src.methods import evolution, far, many, noise, slopes
+from radazo_jax._src.methods import evolution, far, grid, many, noise, slopes
 from radazo_jax._src.methods.contract import Ask, Box, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.points import (
     Differences,
@@ -121,11 +121,17 @@ def untuned(
     slopes. At a saddle or on a plateau, a few of its steps look around even if there is
     no restart.
 
+    With a `step` of the run, quadratic models over the grid come first, and a move of
+    each parameter to its neighbors. They end if no neighbor is better; a neighbor of a
+    parameter is tried with continuous parameters as the model predicts them there. If a
+    budget ends the run, `evolution` follows, and models from each lower value. Under
+    noise, or for more than 100 parameters, `evolution` comes first.
+
     Args:
       tolerance: τ, a number in [0, 1), or `None`. The run ends if a step moved neither
         the value nor any parameter beyond it: |f′ − f| ≤ τ max(|f′|, |f(θ₀)|) and
         |θ′ᵢ − θᵢ| ≤ τ max(|θ′ᵢ|, size of i). By default, the resolution of the values
-        decides.
+        decides. It has no effect with a `step` of the run.
       restarts: Number of restarts after the first minimum, at least 0. By default any
         number if a budget ends the run, and none otherwise.
       scale: Order of magnitude of the distance to the minimum: a positive number, or a
@@ -160,6 +166,10 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
     d, left = len(start.params), math.inf if start.limited else 0
     if method.restarts is not None:
         left = method.restarts
+    if np.any(start.step):
+        noisy = abs(again - value) > _NOISY * abs(value)
+        of_run = value if np.isfinite(value) else again, noisy, method.scale, left
+        return (yield from grid.minimized(start, *of_run))
     population, sigma = evolution.default_population(d), _WIDE
     plan = yield from _first_values(method, start, value, again)
     best, descends, reason = plan.end, plan.smooth, ""

@@ -7,7 +7,15 @@ import numpy as np
 
 from radazo_jax._src import checks
 from radazo_jax._src.methods import noise
-from radazo_jax._src.methods.contract import Ask, End, Method, Part, Start, Steps
+from radazo_jax._src.methods.contract import (
+    Ask,
+    End,
+    Method,
+    Part,
+    Start,
+    Steps,
+    check_continuous,
+)
 from radazo_jax._src.methods.evolution import sizes
 from radazo_jax._src.methods.points import (
     Differences,
@@ -394,6 +402,7 @@ class Slopes:
     scale: Any = 1.0
 
     def __call__(self, start: Start) -> Steps:
+        check_continuous("slopes()", start)
         value = float((yield start.params[None])[0])
         if not np.isfinite(value):
             return End(start.params, value, FAILED)
