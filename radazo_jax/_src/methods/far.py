@@ -19,7 +19,7 @@ _MOVES, _SHORTER, _WORTH = (0.3, 1.0, 0.1, 0.03), 0.5, 0.03
 
 # Steps are idle if so many evaluations, times d + 1, lowered the value by less than a
 # share of its whole fall, at so many units from the start.
-_IDLE, _SLOW, _AWAY = 6, 1e-2, 10.0
+_IDLE, _SLOW, _AWAY = 20, 1e-2, 10.0
 
 # The number of the latest values, times d + 1.
 _LATEST = 2

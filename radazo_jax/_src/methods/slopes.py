@@ -49,7 +49,7 @@ _AT_JUMPS = 5
 
 # A step is cut short if it has less than this share of what was promised for all of it.
 # After so many in a row, moves of this many sizes show whether slopes miss something.
-_CUT, _AT_CUTS, _LONG = 1e-2, 2, 0.3
+_CUT, _AT_CUTS, _LONG = 1e-2, 3, 0.3
 
 # A step may be so many times as long as the longest one so far.
 _REACH = 10.0
