@@ -198,6 +198,8 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
                 units = np.maximum(units, plan.cells / sigma)
         elif not np.isfinite(best.value):
             limit = math.inf
+        elif best.reason == slopes.NOISE and best.value < before:
+            sigma = _NARROW  # Models have come close.
         start.report(f"evolution(step_size={sigma})", best.reason or reason)
         at = best.params, best.value, start.box, units, sigma
         inner = evolution.steps(*at, start.rng, start.round, population)
@@ -256,15 +258,17 @@ def _first_values(
     if not np.isfinite(value):
         value = np.inf
         return plan(slopes.FAILED)
-    if changed > _NOISY * abs(value):
-        return plan(slopes.NOISE)
-    if len(x) > _MOST:
-        return plan("")
-    if len(x) <= quadratic.FEW:
+    noisy = changed > _NOISY * abs(value)
+    if len(x) <= (quadratic.FEW_IF_NOISY if noisy else quadratic.FEW):
         start.report("quadratic()", "few parameters")
         units = evolution.sizes(start, method.scale)
         problem = x, value, start.box, units, start.round
-        x, value, hessian = yield from quadratic.first(*problem, start.resolution)
+        models = quadratic.first(*problem, start.resolution, noisy * changed)
+        x, value, hessian = yield from models
+    if noisy:
+        return plan(slopes.NOISE)
+    if len(x) > _MOST:
+        return plan("")
     spacing = math.sqrt(start.resolution)
     first = yield from forward(x, value, spacing * space.spans(x), space)
     if not np.any(first.steps):

@@ -8,16 +8,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from radazo_jax._src.methods import evolution
-from radazo_jax._src.methods.contract import Box, End, Method, Part, Start, Steps
+from radazo_jax._src.methods.contract import Ask, Box, End, Method, Part, Start, Steps
 
 # The first radius, in sizes of the parameters, and the last one, as a share of it.
 _FIRST, _LAST = 0.1, 1e-7
 
+# If values are noisy, models that come first have this first radius. Noise hides the
+# changes that are less than so many times as large.
+_IF_NOISY, _CLEAR = 0.3, 10.0
+
 # The model has at most so many points, times d.
 _POINTS = 6
 
-# Up to so many parameters, models come before slopes.
-FEW = 6
+# Up to so many parameters, models come before slopes, and if values are noisy, before
+# a strategy.
+FEW, FEW_IF_NOISY = 6, 20
 
 # Models that come first end at this share of the first radius; after so many
 # evaluations, times d + 1; or after so many without progress, which is a fall by more
@@ -403,7 +408,8 @@ def _begun(frame: "Frame", value: float, radius: float) -> Part[Region]:
     )
     points = np.vstack([np.zeros(d), frame.place(ends)])
     at = Region(points, np.array([value]), radius)
-    at.values = np.append(value, at.comparable((yield ends)))
+    asked = Ask(ends, center=frame.x)
+    at.values = np.append(value, at.comparable((yield asked)))
     at.radius *= math.sqrt(d)  # Steps move all parameters.
     return at
 
@@ -423,7 +429,7 @@ def _step(frame: Frame, at: Region, resolution: float) -> Part[float]:
     before, ratio, is_tried = at.lowest, 0.0, False
     if length >= at.resolution / 2 and fall > resolution * abs(before):
         new = frame.point(at.points[at.best] + at.radius * step)
-        found = at.comparable((yield new[None]))[0]
+        found = yield from _value(frame, at, new)
         ratio, is_tried = (before - found) / fall, True
         at.add(frame.place(new), found, most)
         at.judge(ratio, length)
@@ -432,11 +438,17 @@ def _step(frame: Frame, at: Region, resolution: float) -> Part[float]:
     closer = at.closer(frame.box)
     if closer is not None:
         new = frame.point(closer[1])
-        at.values[closer[0]] = at.comparable((yield new[None]))[0]
+        at.values[closer[0]] = yield from _value(frame, at, new)
         at.points[closer[0]] = frame.place(new)
     elif not (is_tried and (ratio > 0 or max(at.radius, length) > at.resolution)):
         at.sharpen()
     return fall
+
+
+def _value(frame: Frame, at: Region, point: np.ndarray) -> Part[float]:
+    """Evaluates a point; the best one so far is the estimate of the minimum."""
+    center = frame.point(at.points[at.best])
+    return float(at.comparable((yield Ask(point[None], center=center)))[0])
 
 
 class Known(NamedTuple):
@@ -461,20 +473,34 @@ def first(
     units: np.ndarray,
     round: Callable[[np.ndarray], np.ndarray],
     resolution: float,
+    noise: float = 0.0,
 ) -> Part[Known]:
     """Takes steps along models as long as they are worth it, before other methods.
 
-    They are not if the function fails, if the sizes of the parameters are wrong, or if
-    values hardly fall. See `steps` for the arguments.
+    They are not if the function fails, if the sizes of the parameters are wrong, if
+    noise hides the first changes, or if values hardly fall. If values are noisy, points
+    are further apart.
+
+    Args:
+      x: Start, shape [d].
+      value: Its value, finite.
+      box: Bounds.
+      units: Sizes of the parameters, shape [d].
+      round: Rounds points to the dtypes of the parameters.
+      resolution: Relative spacing of values.
+      noise: Change of the value at the start between two evaluations.
     """
     frame = Frame.of(x, box, units, round)
     size = len(frame.units) + 1
     if size == 1:
         return Known(x, value)
-    at = yield from _begun(frame, value, _FIRST)
-    latest, hessian = at.count, None
-    goes_on = not (at.failed or _are_apart(at.values[1:] - value))
-    while goes_on and at.resolution > _LAST_FIRST * _FIRST and frame.moves(at):
+    radius = _IF_NOISY if noise else _FIRST
+    at = yield from _begun(frame, value, radius)
+    latest, hessian, changes = at.count, None, at.values[1:] - value
+    if noise and np.max(abs(changes)) < _CLEAR * noise:
+        return Known(x, value)
+    goes_on = not (at.failed or _are_apart(changes))
+    while goes_on and at.resolution > _LAST_FIRST * radius and frame.moves(at):
         before = at.lowest
         fall = yield from _step(frame, at, resolution)
         if before - at.lowest > _PROGRESS * (value - at.lowest):
