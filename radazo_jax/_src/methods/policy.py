@@ -59,6 +59,7 @@ class Plan(NamedTuple):
       space: The space of the points.
       begun: The value at the start.
       resolution: Relative spacing of the values, or their relative noise.
+      noise: Change of the value at the start between two evaluations.
       first: Differences at the point, if they are known.
       hessian: Hessian matrix near the point, if a model has one.
       sizes: Sizes of the parameters, if they were sought.
@@ -70,6 +71,7 @@ class Plan(NamedTuple):
     space: Space
     begun: float
     resolution: float
+    noise: float = 0.0
     first: Differences | None = None
     hessian: np.ndarray | None = None
     sizes: np.ndarray | None = None
@@ -199,8 +201,10 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
         elif not np.isfinite(best.value):
             limit = math.inf
         elif best.reason == slopes.NOISE and best.value < before:
-            sigma = _NARROW  # Models have come close.
-        start.report(f"evolution(step_size={sigma})", best.reason or reason)
+            # Noise hides the minimum within this share of the way so far.
+            share = math.sqrt(plan.noise / (before - best.value))
+            sigma = min(max(share, _NARROW), _WIDE)
+        start.report(f"evolution(step_size={sigma:.2g})", best.reason or reason)
         at = best.params, best.value, start.box, units, sigma
         inner = evolution.steps(*at, start.rng, start.round, population)
         found, interrupted = yield from _until(inner, limit, most)
@@ -266,7 +270,7 @@ def _first_values(
         models = quadratic.first(*problem, start.resolution, noisy * changed)
         x, value, hessian = yield from models
     if noisy:
-        return plan(slopes.NOISE)
+        return plan(slopes.NOISE, noise=changed)
     if len(x) > _MOST:
         return plan("")
     spacing = math.sqrt(start.resolution)
