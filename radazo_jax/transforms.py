@@ -18,7 +18,6 @@ from radazo_jax._src.transforms.replayed import (
     ScaleByReplayedMomentsState,
     StepHistory,
     scale_by_replayed_radazo,
-    scale_by_replayed_zo_adamm,
 )
 from radazo_jax._src.transforms.rounding import (
     StochasticRoundingState,
@@ -41,7 +40,6 @@ __all__ = [
     "keep_params_in",
     "scale_by_radazo",
     "scale_by_replayed_radazo",
-    "scale_by_replayed_zo_adamm",
     "scale_by_zo_adamm",
     "stochastic_rounding",
 ]

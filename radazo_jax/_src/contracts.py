@@ -26,13 +26,9 @@ from jax import lax
 
 from radazo_jax._src import checks
 from radazo_jax._src.configuration import Configuration, check_fields
-from radazo_jax._src.directions import inner
 from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.distribution import Direction, elements
-from radazo_jax._src.directions.layout import (
-    Layout,
-    unflattened,
-)
+from radazo_jax._src.directions.distribution import Direction
+from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.trees import STATIC
 
@@ -201,8 +197,7 @@ class Points:
 
     def direction(self, k: jax.typing.ArrayLike) -> Any:
         """uₖ as a tree like the parameters, float32."""
-        one = jax.tree.map(lambda x: x[k], self.directions)
-        return jax.tree.unflatten(self.layout.treedef, elements(one, self.layout))
+        return jax.tree.map(lambda x: x[k], self.directions).tree(self.layout)
 
     def of_tree(self, tree: Any) -> LinearCombination:
         """A tree like the parameters as a gradient."""
@@ -215,11 +210,11 @@ class Points:
           flat: The vector.
           params: θ, whose dtypes and shardings the gradient has.
         """
-        return self.of_tree(unflattened(flat, self.layout, params))
+        return LinearCombination.of_flat(flat, self.layout, params)
 
     def inner_products(self, tree: Any) -> jax.Array:
         """⟨uₖ, w⟩ of the directions with a tree w like the parameters: float32, [K]."""
-        return inner.inner(self.directions, self.layout, tree)
+        return self.directions.inner_products(tree, self.layout)
 
 
 class Estimate(NamedTuple):

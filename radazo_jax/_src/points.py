@@ -1,9 +1,7 @@
 """Points of a step: directions by number, points along them, and points as trees."""
 
 from collections.abc import Sequence
-from typing import (
-    Any,
-)
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +11,13 @@ from jax import lax
 
 from radazo_jax._src.contracts import Draw, Points
 from radazo_jax._src.directions import sums
-from radazo_jax._src.directions.distribution import Direction, Distribution, elements
-from radazo_jax._src.directions.layout import (
-    Layout,
-    layout_of,
-    rows_of,
-)
+from radazo_jax._src.directions.distribution import Direction, Distribution
+from radazo_jax._src.directions.layout import Layout, layout_of
 from radazo_jax._src.numbers import generator
 from radazo_jax._src.numbers.counter import Positions
 from radazo_jax._src.perturb import transform
 from radazo_jax._src.trees import as_arrays, at_least_float32, widest
+from radazo_jax._src.xla import on_any_mesh
 
 
 def sample_points(
@@ -212,16 +207,13 @@ def candidates(points: Points, params: optax.Params) -> optax.Params:
     params = as_arrays(params)
 
     def moved(direction: Direction, scale: jax.Array, shift: Any) -> optax.Params:
-        us = jax.tree.unflatten(
-            points.layout.treedef, elements(direction, points.layout)
-        )
         at = shifted(params, points.shift, shift)
 
         def away(p: jax.Array, u: jax.Array) -> jax.Array:
             dtype = at_least_float32(p.dtype)
             return _step(p, scale.astype(dtype) * u.astype(dtype))
 
-        return jax.tree.map(away, at, us)
+        return jax.tree.map(away, at, direction.tree(points.layout))
 
     at_scales = jax.vmap(moved, in_axes=(None, 0, 0))
     moved_params = jax.vmap(at_scales)(points.directions, points.scales, points.shifts)
@@ -252,7 +244,13 @@ def candidate_rows(points: Points, params: optax.Params) -> jax.Array:
       >>> zo.estimators.candidate_rows(points, params).shape
       (2, 8)
     """
-    return rows_of(candidates(points, params))
+
+    def program(trees: Any) -> jax.Array:
+        leaves = jax.tree.leaves(trees)
+        flat = [x.astype(jnp.float32).reshape(len(x), -1) for x in leaves]
+        return jnp.concatenate(flat, axis=1)
+
+    return on_any_mesh(program, jax.P())(candidates(points, params))
 
 
 def shifted(params: optax.Params, shift: Any, distance: jax.Array | None) -> Any:

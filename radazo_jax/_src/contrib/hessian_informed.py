@@ -127,5 +127,5 @@ def hessian_informed(
       Zeroth-Order Optimizer, ICLR 2025, algorithm 1,
       <https://arxiv.org/abs/2402.15173>.
     """
-    decay = checks.as_number(checks.check_unit_interval("decay", decay))
+    decay = checks.check_unit_interval("decay", decay)
     return HessianInformed(distribution, smoothing, decay)

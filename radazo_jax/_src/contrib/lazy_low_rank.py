@@ -111,5 +111,5 @@ def lazy_low_rank(
     return LazyLowRank(
         checks.check_int_at_least("rank", rank, 1),
         checks.check_int_at_least("period", period, 1),
-        checks.as_number(checks.check_positive("smoothing", smoothing)),
+        checks.check_positive("smoothing", smoothing),
     )

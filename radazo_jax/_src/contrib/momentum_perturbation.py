@@ -148,11 +148,10 @@ def momentum_perturbation(
       Uncertainty in Zeroth-Order Optimization, AAAI 2024, algorithm 1,
       <https://arxiv.org/abs/2312.15184>.
     """
-    b1 = checks.as_number(checks.check_positive("b1", b1))
+    b1 = checks.check_positive("b1", b1)
     if b1 > 1:
         raise ValueError(f"b1 must be a number in (0, 1]; got {b1!r}.")
-    checks.check_unit_interval("uncertainty", uncertainty)
-    uncertainty = checks.as_number(uncertainty)
+    uncertainty = checks.check_unit_interval("uncertainty", uncertainty)
     estimator = MomentumPerturbation(distribution, smoothing, b1, uncertainty)
     if not estimator._variance:
         raise ValueError(

@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,23 @@ class Direction:
     scale: jax.Array
     distribution: "Distribution" = dataclasses.field(metadata=STATIC)
     cached: tuple[Elements, ...] | None = None
+
+    def tree(self, layout: Layout) -> Any:
+        """All elements, as a tree like the parameters: float32."""
+        return jax.tree.unflatten(layout.treedef, elements(self, layout))
+
+    def inner_products(self, tree: Any, layout: Layout) -> jax.Array:
+        """⟨uₖ, w⟩ of stacked directions with a tree w: float32, [K]."""
+
+        def program(directions: Direction, tree: Any) -> jax.Array:
+            total = jnp.zeros(len(directions.scale), jnp.float32)
+            for i, w in enumerate(jax.tree.leaves(tree)):
+                flat = w.astype(jnp.float32).reshape(-1)
+                us = rows(directions, layout, i)
+                total += jnp.matmul(us, flat, precision=lax.Precision.HIGHEST)
+            return total
+
+        return xla.on_any_mesh(program, jax.P())(self, tree)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -156,7 +173,7 @@ class Distribution(Configuration, abc.ABC):
         layout = self._annotate(layout_of(params), params)
         return jax.tree.map(
             lambda u, p: u.astype(jnp.result_type(p)),
-            jax.tree.unflatten(layout.treedef, elements(direction, layout)),
+            direction.tree(layout),
             params,
         )
 
@@ -329,6 +346,16 @@ def elements(direction: Direction, layout: Layout) -> list[jax.Array]:
         direction.scale * whole(direction, leaf, layout.dimension)
         for leaf in layout.leaves
     ]
+
+
+def rows(directions: Direction, layout: Layout, i: int) -> jax.Array:
+    """The elements of leaf i of stacked directions, scaled: float32, [K, size]."""
+    leaf = layout.leaves[i]
+    if directions.cached is not None:
+        us = jax.vmap(lambda held: held.values())(directions.cached[i])
+    else:
+        us = jax.vmap(lambda u: whole(u, leaf, layout.dimension))(directions)
+    return directions.scale[:, None] * us.reshape(len(directions.scale), -1)
 
 
 def _drawn_once(

@@ -105,7 +105,7 @@ def measured(
         elif found > _ROUNDING * np.finfo(float).eps * largest:
             return found / largest
         elif shorter:
-            return None  # A short line is smooth, and a long one has steps.
+            return None  # A short line is smooth, and a long one jumps.
         else:
             length *= _FACTOR  # Values with few digits are equal, or lie on a line.
         if not _NEAR < length < _FAR_AWAY:

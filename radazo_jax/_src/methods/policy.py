@@ -47,7 +47,7 @@ _LOOKS = 30
 _MOST = 100
 
 CELLS = "parameters change the value by steps"
-STEPS = "the function is one of steps"
+STEPS = "the function is piecewise constant"
 
 
 class Plan(NamedTuple):
@@ -134,7 +134,7 @@ def untuned(
         the value nor any parameter beyond it: |f′ − f| ≤ τ max(|f′|, |f(θ₀)|) and
         |θ′ᵢ − θᵢ| ≤ τ max(|θ′ᵢ|, size of i). By default, the resolution of the values
         decides.
-      restarts: Number of searches after the first minimum, at least 0. By default any
+      restarts: Number of restarts after the first minimum, at least 0. By default any
         number if a budget ends the run, and none otherwise.
       scale: Order of magnitude of the distance to the minimum: a positive number, or a
         tree like the parameters of numbers and arrays that broadcast to the leaves.
@@ -157,8 +157,7 @@ def untuned(
       <https://arxiv.org/abs/1604.00772>.
     """
     if tolerance is not None:
-        checks.check_unit_interval("tolerance", tolerance)
-        tolerance = checks.as_number(tolerance)
+        tolerance = checks.check_unit_interval("tolerance", tolerance)
     if restarts is not None:
         restarts = checks.check_int_at_least("restarts", restarts, 0)
     return Untuned(tolerance, restarts, scale)

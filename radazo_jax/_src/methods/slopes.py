@@ -466,6 +466,5 @@ def slopes(tolerance: float | None = None, scale: Any = 1.0) -> Method:
       2012.
     """
     if tolerance is not None:
-        checks.check_unit_interval("tolerance", tolerance)
-        tolerance = checks.as_number(tolerance)
+        tolerance = checks.check_unit_interval("tolerance", tolerance)
     return Slopes(tolerance, scale)

@@ -94,9 +94,8 @@ def minimize(
         `sample`, `has_aux` and `chunk_size`.
       params: The starting point, a tree of floating-point arrays. Not modified.
       optimizer: A method, such as `methods.evolution()`, or an Optax transformation,
-        such as `radazo(1e-3)`. The latter gets `value`, `grad`, `slope` (along `grad`),
-        `value_fn` and `measured` (whether the loss at the parameters is finite; if not,
-        `value` replaces it) as extra arguments, if it takes any. By default,
+        such as `radazo(1e-3)`. The latter gets `value`, `grad`, `slope` (along `grad`)
+        and `value_fn` as extra arguments, if it takes any. By default,
         `methods.untuned(tolerance, restarts, scale)` if no estimator and no `sample` is
         given and there are at most 10,000 parameters. Otherwise it is R-AdaZO at the
         learning rate that `find_learning_rate` measures before the first step, with the
@@ -107,9 +106,10 @@ def minimize(
         `forward_difference()`, and `forward_difference(orthonormal())` at a measured
         learning rate.
       num_steps: The number of steps in this call; with a journal, of the whole run. By
-        default 1000, or 10,000 with a method, which usually ends before, also with a
-        `target`; with another budget, at most 2³¹ − 2 for the whole run. A run at a
-        learning rate that was measured ends once this rate is 0, at the latest.
+        default 1000, or 10,000 with a method, which usually ends before. If
+        `max_evaluations`, `max_seconds` or `patience` is given, no default limits the
+        steps. At the latest, a run ends at step 2³¹ − 2, or once a learning rate that
+        was measured is 0.
       key: The key of the whole run; it is consumed.
       evaluator: The evaluator of the points: `vectorized(batch_size)` or
         `sharded(axis_name)` for functions that JAX traces, or `external(...)` for

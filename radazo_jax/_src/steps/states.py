@@ -116,24 +116,13 @@ class SolverState(NamedTuple):
         )
 
 
-def check_known(state: SolverState) -> None:
-    """Raises if the arrays of a run are traced."""
-    if trees.is_traced(state):
+def check_known(what: str, tree: Any) -> None:
+    """Raises if arrays of a run are traced; `what` names them and says what to be."""
+    if trees.is_traced(tree):
         raise TypeError(
-            "params, key and state must be known arrays; got traced ones. A run "
-            "compiles its own loop, so call it outside of jax.jit, jax.vmap and "
-            "jax.grad; inside, take value_and_grad or estimate_gradient."
-        )
-    checks.check_not_deleted("state", state)
-
-
-def check_known_functions(functions: Any) -> None:
-    """Raises if functions of a run close over traced arrays."""
-    if trees.is_traced(functions):
-        raise TypeError(
-            "fun must close over known arrays; got a traced one. A run compiles its "
-            "own loop, so call it outside of jax.jit, jax.vmap and jax.grad; inside, "
-            "take value_and_grad or estimate_gradient."
+            f"{what} known arrays; got traced ones. A run compiles its own loop, so "
+            "call it outside of jax.jit, jax.vmap and jax.grad; inside, take "
+            "value_and_grad or estimate_gradient."
         )
 
 

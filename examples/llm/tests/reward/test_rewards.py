@@ -76,10 +76,16 @@ def test_functions_that_fail_in_their_processes():
 
 
 @pytest.mark.slow
-def test_a_function_that_never_answers():
-    problem = "hangs gave no result in 1 s in 3 calls of 3: it hangs, or its process"
+@pytest.mark.parametrize(
+    ("name", "timeout", "problem"),
+    [
+        ("hangs", 1.0, "gave no result within 1.0 s in 3 calls of 3: it hangs, or"),
+        ("dies", 60.0, "dies must not end its process; got executor broke 4 times"),
+    ],
+)
+def test_a_function_that_never_answers(name, timeout, problem):
     with (
-        RewardPool({f"{HERE}:hangs": 1.0}, 1, timeout=1.0) as pool,
+        RewardPool({f"{HERE}:{name}": 1.0}, 1, timeout=timeout) as pool,
         pytest.raises(ValueError, match=problem),
     ):
         pool.score(["bad"] * 3, ["bad"] * 3, {}, 1)
