@@ -81,6 +81,10 @@ class Plan(NamedTuple):
         """Returns the least change that matters next to these values."""
         return _EQUAL * self.resolution * max(map(abs, values))
 
+    def hidden(self, fall: float) -> float:
+        """Returns the step size within which noise hides a minimum after a fall."""
+        return min(max(math.sqrt(self.noise / fall), _NARROW), _WIDE)
+
 
 @dataclasses.dataclass(frozen=True)
 class Untuned:
@@ -200,19 +204,18 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
         elif not np.isfinite(best.value):
             limit = math.inf
         elif best.reason == slopes.NOISE and best.value < before:
-            # Noise hides the minimum within this share of the way so far.
-            share = math.sqrt(plan.noise / (before - best.value))
-            sigma = min(max(share, _NARROW), _WIDE)
+            sigma = plan.hidden(before - best.value)
         start.report(f"evolution(step_size={sigma:.2g})", best.reason or reason)
         at = best.params, best.value, start.box, units, sigma
         inner = evolution.steps(*at, start.rng, start.round, population)
         found, interrupted = yield from _until(inner, limit, most)
         if interrupted and found.value < best.value:
             ahead = start._replace(params=found.params)
+            before, reason = found.value, "a lower value was found"
             if not np.isfinite(best.value):
-                plan = yield from _first_values(method, ahead, found.value, found.value)
-            best, before, descends = found, found.value, plan.smooth
-            reason = "a lower value was found"
+                plan = yield from _first_values(method, ahead, before, before)
+                found = plan.end
+            best, descends = found, plan.smooth
             continue
         if interrupted:
             return best
