@@ -263,6 +263,24 @@ def test_a_run_is_not_traced(transform):
         transform(last)(params)
 
 
+@pytest.mark.parametrize("part", ["optimizer", "estimator"])
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_run_at_a_traced_number_says_so(part, calls):
+    def last(x):
+        named = {"optimizer": OPTIMIZER, "estimator": ESTIMATOR}
+        named[part] = zo.radazo(x) if part == "optimizer" else replace(ESTIMATOR, x)
+        fun = (lambda p: float(np.sum(p))) if calls else loss
+        given = {"evaluator": zo.external()} if calls else {}
+        options = {"num_steps": 3, "progress": False, **given}
+        return jnp.sum(zo.minimize(fun, START, **named, **options).params)
+
+    def replace(estimator, smoothing):
+        return dataclasses.replace(estimator, smoothing=smoothing)
+
+    with pytest.raises(TypeError, match=r"got traced ones.*call it outside of jax"):
+        jax.grad(last)(1e-2)
+
+
 @dataclasses.dataclass
 class Target:
     """Callable, and without a hash, as dataclasses are."""
