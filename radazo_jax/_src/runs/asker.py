@@ -1,12 +1,11 @@
 """`Asker`: the points of a method on the host, from the values that it was told."""
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -114,6 +113,7 @@ class Asker:
         bounds: Bounds | None,
         resolution: float,
         limited: bool,
+        step: Any = None,
     ):
         """Begins the method.
 
@@ -124,19 +124,21 @@ class Asker:
           bounds: Bounds of the run.
           resolution: Relative spacing of the values.
           limited: Whether a budget ends the run.
+          step: As in `minimize`.
         """
         self.method, self.key = method, key
-        self.vectors, self.resolution = Vectors(params), resolution
+        self.vectors, self.resolution = Vectors(params, step), resolution
         seed = np.asarray(jax.random.key_data(key)).tolist()
         self._box = self.vectors.box(bounds)
         # Built-in methods draw from `start.rng` alone.
         built_in = type(method).__module__.startswith("radazo_jax.")
         self._globals = None if built_in else Globals(seed)
         start = Start(
-            self._box.clip(self.vectors.flat(self.vectors.tree)),
+            self._box.clip(self.vectors.round(self.vectors.flat(self.vectors.tree))),
             self._box,
             np.random.default_rng(seed),
             resolution,
+            self.vectors.step,
             self.vectors.round,
             self.vectors.flat,
             limited,
@@ -393,6 +395,7 @@ def begun(
     resolution: float,
     limited: bool,
     state: Any = None,
+    step: Any = None,
 ) -> Asker:
     """Begins a run, or continues it from a state.
 
@@ -404,6 +407,7 @@ def begun(
       resolution: Relative spacing of the values.
       limited: Whether a budget ends the run.
       state: A state to continue from instead of `params` and `key`.
+      step: As in `minimize`.
 
     Raises:
       TypeError, ValueError: If an argument is not valid, or the state belongs to
@@ -427,7 +431,9 @@ def begun(
     values = np.zeros(0) if state is None else state.values
     # A run with a budget restarts at the end of one without, and continues so.
     for is_limited in (limited, True):
-        asker = Asker(method, params, typed, bounds, resolution, is_limited)
+        asker = Asker(method, params, typed, bounds, resolution, is_limited, step)
+        if state is None:
+            asker.vectors.warn_of_rounding(asker.best[0])
         rest = values
         while len(rest) and asker.end is None:
             count = min(asker.size, len(rest))
@@ -439,16 +445,3 @@ def begun(
         f"state must be of the method {shown.part(method)}; got one with {len(rest)} "
         "more values than this method asked for."
     )
-
-
-def resolution_of(fun: Callable[..., Any] | None, params: optax.Params) -> float:
-    """Returns the relative spacing of the values of a function.
-
-    Args:
-      fun: A function that JAX traces; `None` for a Python function, in float64.
-      params: The parameters.
-    """
-    if fun is None:
-        return float(np.finfo(np.float64).eps)
-    output = jax.eval_shape(fun, params)
-    return float(jnp.finfo(output.dtype).eps)

@@ -366,7 +366,9 @@ def line_of_method(asker: Asker, bounds: Bounds | None) -> dict[str, Any]:
       asker: Asks the method, before its first step.
       bounds: The bounds of the run.
     """
+    step = asker.vectors.step
     return _line_of(asker.vectors.tree, asker.key, bounds) | {
+        "step": _texts(asker.vectors.one(step)) if np.any(step) else None,
         "method": shown.part(asker.method),
         "points": None,
         "resolution": asker.resolution,

@@ -245,8 +245,8 @@ class _Standstill:
             self._values = None
             checks.warn(
                 f"fun returned {first:.6g} at all points of the first {_STILL} steps, "
-                "as a constant does. If fun is made of steps, name an estimator whose "
-                "smoothing is about as wide as a step, such as "
+                "as a constant does. If fun is piecewise constant, name an estimator "
+                "whose smoothing is about as wide as its pieces, such as "
                 "central_difference(smoothing=0.2), and an optimizer such as "
                 "radazo(1e-2). help(zo.diagnose) says how to measure fun."
             )

@@ -116,23 +116,15 @@ class SolverState(NamedTuple):
         )
 
 
-def check_known(arrays: Any) -> None:
-    """Raises if arrays of a run, or what it has computed of them, are traced."""
-    if trees.is_traced(arrays):
+def check_known(
+    tree: Any, what: str = "params, key, state, optimizer and estimator must hold"
+) -> None:
+    """Raises if arrays of a run are traced; `what` names them and says what to be."""
+    if trees.is_traced(tree):
         raise TypeError(
-            "params, key, state, optimizer and estimator must hold known arrays; got "
-            "traced ones. A run compiles its own loop, so call it outside of jax.jit, "
-            "jax.vmap and jax.grad; inside, take value_and_grad or estimate_gradient."
-        )
-
-
-def check_known_functions(functions: Any) -> None:
-    """Raises if functions of a run close over traced arrays."""
-    if trees.is_traced(functions):
-        raise TypeError(
-            "fun must close over known arrays; got a traced one. A run compiles its "
-            "own loop, so call it outside of jax.jit, jax.vmap and jax.grad; inside, "
-            "take value_and_grad or estimate_gradient."
+            f"{what} known arrays; got traced ones. A run compiles its own loop, so "
+            "call it outside of jax.jit, jax.vmap and jax.grad; inside, take "
+            "value_and_grad or estimate_gradient."
         )
 
 
