@@ -396,3 +396,15 @@ def _dtype_and_shape(value: Any) -> tuple[Any, tuple[int, ...]]:
         f"fun must return a scalar loss; got {_describe(value)}. With auxiliary "
         "output, set has_aux=True."
     )
+
+
+def as_values(values: Any, dtype: jax.typing.DTypeLike) -> np.ndarray:
+    """Values as an array of the dtype in which they are used."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(
+            f"values must be real numbers, NaN for what failed; got {values!r}."
+        )
+    # Values beyond float32 are infinite: they failed.
+    with np.errstate(all="ignore"):
+        return array.astype(dtype)

@@ -15,6 +15,14 @@ ESTIMATORS = {
     "evolution": zo.evolution_strategy(),
 }
 
+WITH_MEMORY = [
+    zo.contrib.query_reuse(),
+    zo.contrib.residual_feedback(),
+    zo.contrib.linear_interpolation(),
+    zo.contrib.gaussian_process(),
+    zo.contrib.coordinate_wise(2),
+]
+
 
 @contextlib.contextmanager
 def explicit_axes():
@@ -41,3 +49,19 @@ def test_finite_functions_stay_finite(flag):
                 loss, params, zo.radazo(1e-2), estimator, num_steps=2, progress=False
             )
             assert float(loss(run.params)) < 32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", FLAGS[:2])
+@pytest.mark.parametrize("estimator", WITH_MEMORY, ids=repr)
+def test_memories_that_are_empty_hold_finite_numbers(flag, estimator):
+    with getattr(jax, flag)(True):
+        run = zo.minimize(
+            lambda x: jnp.sum((x - 1) ** 2),
+            jnp.zeros(3),
+            zo.radazo(1e-2),
+            estimator,
+            num_steps=2,
+            progress=False,
+        )
+    assert jnp.all(jnp.isfinite(run.params))

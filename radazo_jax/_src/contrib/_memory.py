@@ -64,6 +64,16 @@ def widest(tree: Any) -> Any:
     return max(dtypes, key=lambda x: x.itemsize, default=jnp.dtype(jnp.float32))
 
 
+def none(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Values that are not known yet: the largest number, for those who look for NaN."""
+    return jnp.full(shape, jnp.finfo(dtype).max, dtype)
+
+
+def known(values: jax.Array) -> jax.Array:
+    """The values with NaN for those that are not known yet."""
+    return jnp.where(values == jnp.finfo(values.dtype).max, jnp.nan, values)
+
+
 def mean_of_finite(values: jax.Array) -> jax.Array:
     """The mean of the values that are finite; NaN without any."""
     return jnp.mean(values, where=jnp.isfinite(values))

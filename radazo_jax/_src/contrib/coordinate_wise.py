@@ -17,8 +17,8 @@ class CoordinateWiseState(NamedTuple):
     """State of `coordinate_wise`.
 
     Attributes:
-      scores: The average absolute derivative along each coordinate, NaN if it has
-        not been seen: float32, [d].
+      scores: The average absolute derivative along each coordinate, the largest
+        number if it has not been seen: float32, [d].
     """
 
     scores: jax.Array
@@ -50,7 +50,7 @@ class CoordinateWise(estimators.GradientEstimator):
 
     def init(self, params: optax.Params) -> CoordinateWiseState:
         dimension = sum(p.size for p in jax.tree.leaves(params))
-        return CoordinateWiseState(jnp.full(dimension, jnp.nan, jnp.float32))
+        return CoordinateWiseState(_memory.none((dimension,), jnp.float32))
 
     def points(
         self, draw: estimators.Draw, params: optax.Params, state: Any
@@ -94,10 +94,11 @@ class CoordinateWise(estimators.GradientEstimator):
             num_values=2 * used,
             gradient=points.of_flat(flat, params),
         )
-        before, seen = state.scores[chosen], jnp.abs(slopes).astype(jnp.float32)
+        kept, seen = state.scores[chosen], jnp.abs(slopes).astype(jnp.float32)
+        before = _memory.known(kept)
         average = self.decay * before + (1 - self.decay) * seen
         new = jnp.where(jnp.isnan(before), seen, average)
-        scores = state.scores.at[chosen].set(jnp.where(finite, new, before))
+        scores = state.scores.at[chosen].set(jnp.where(finite, new, kept))
         return estimate, CoordinateWiseState(scores)
 
 
@@ -163,6 +164,7 @@ def coordinate_wise(
 
 def _probabilities(scores: jax.Array, uniform: float) -> jax.Array:
     """p, [d]."""
+    scores = _memory.known(scores)
     unseen = jnp.isnan(scores)
     mean = jnp.where(jnp.all(unseen), 1, jnp.nanmean(scores))
     scores = jnp.where(unseen, mean, scores)

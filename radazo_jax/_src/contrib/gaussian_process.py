@@ -44,8 +44,8 @@ class GaussianProcessState(NamedTuple):
 
     Attributes:
       points: The latest n queries, the oldest first: float32, [n, d].
-      values: Their values: float32, or float64 for float64 parameters, [n]. NaN
-        if a query has none.
+      values: Their values: float32, or float64 for float64 parameters, [n]. The
+        largest number if there was no query yet.
     """
 
     points: jax.Array
@@ -72,7 +72,7 @@ class GaussianProcess(estimators.AlongDirections):
             )
         return GaussianProcessState(
             jnp.zeros((self.memory_size, dimension), jnp.float32),
-            jnp.full(self.memory_size, jnp.nan, _memory.widest(params)),
+            _memory.none((self.memory_size,), _memory.widest(params)),
         )
 
     def reduce(
@@ -85,7 +85,8 @@ class GaussianProcess(estimators.AlongDirections):
         asked = estimators.candidate_rows(points, params)  # θ is the first.
         xs = _memory.followed_by(state.points, asked)
         added = points.join(values)
-        ys = _memory.followed_by(state.values, added.astype(state.values.dtype))
+        stored = _memory.followed_by(state.values, added.astype(state.values.dtype))
+        ys = _memory.known(stored)
         used = jnp.isfinite(ys)
         away = jnp.where(used[:, None], xs - asked[:1], 0)
         centered = jnp.where(used, ys - _memory.mean_of_finite(ys), 0)
@@ -110,7 +111,7 @@ class GaussianProcess(estimators.AlongDirections):
             num_values=new,
             gradient=points.of_flat(gradient, params),
         )
-        after = GaussianProcessState(xs, ys)
+        after = GaussianProcessState(xs, stored)
         return estimate, updated_if_usable(estimate, state, after)
 
 

@@ -50,7 +50,7 @@ class LinearInterpolationState(NamedTuple):
       buffer: The directions of the past H − 1 steps, K each, the oldest first.
       past: The parameters of these steps, stacked: a tree like them, [H − 1, …].
       values: The values at θ and at θ + μ uₖ of these steps: float32, or float64 for
-        float64 parameters, [H − 1, K + 1]. NaN if a point has none.
+        float64 parameters, [H − 1, K + 1]. The largest number if there was no step yet.
     """
 
     buffer: QueryBuffer
@@ -78,7 +78,7 @@ class LinearInterpolation(estimators.AlongDirections):
         return LinearInterpolationState(
             _memory.empty(before * size),
             jax.tree.map(lambda p: jnp.stack([jnp.zeros_like(p)] * before), params),
-            jnp.full((before, size + 1), jnp.nan, _memory.widest(params)),
+            _memory.none((before, size + 1), _memory.widest(params)),
         )
 
     def reduce(
@@ -101,7 +101,7 @@ class LinearInterpolation(estimators.AlongDirections):
         among = jnp.linalg.multi_dot(
             [matrix, among.astype(base.dtype), matrix.T], precision=exact
         )
-        olds = state.values.astype(base.dtype)
+        olds = _memory.known(state.values).astype(base.dtype)
         found = estimators.Differences.of(values)
         earlier = jnp.concatenate([olds[:, 1:].reshape(-1), olds[:, 0]])
         changes = jnp.concatenate([found.to_others, earlier - found.value])

@@ -20,7 +20,7 @@ class QueryReuseState(NamedTuple):
       buffer: The directions of the latest H steps, H K of them, the oldest first: their
         keys, numbers and scales, from which they are drawn again.
       values: The values at θ + μ u: float32, or float64 for float64 parameters,
-        [H K]. NaN if a query has none.
+        [H K]. The largest number if there was no query yet.
     """
 
     buffer: QueryBuffer
@@ -37,7 +37,7 @@ class QueryReuse(estimators.AlongDirections):
 
     def init(self, params: optax.Params) -> QueryReuseState:
         size = self.num_directions * self.memory_size
-        values = jnp.full(size, jnp.nan, _memory.widest(params))
+        values = _memory.none((size,), _memory.widest(params))
         return QueryReuseState(_memory.empty(size), values)
 
     def reduce(
@@ -50,7 +50,7 @@ class QueryReuse(estimators.AlongDirections):
         moved = values.along[:, 0]
         queries = state.buffer.followed_by(points)
         stored = _memory.followed_by(state.values, moved.astype(state.values.dtype))
-        ys = stored.astype(moved.dtype)
+        ys = _memory.known(stored).astype(moved.dtype)
         used = jnp.isfinite(ys)
         count = jnp.sum(used).astype(ys.dtype)
         slopes = jnp.where(used, ys - _memory.mean_of_finite(ys), 0) / self.smoothing

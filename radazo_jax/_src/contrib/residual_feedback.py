@@ -14,8 +14,8 @@ class ResidualFeedbackState(NamedTuple):
     """State of `residual_feedback`.
 
     Attributes:
-      value: The mean value of the latest step, NaN before the first: float32, or
-        float64 for float64 parameters, shape ().
+      value: The mean value of the latest step, the largest number before the first:
+        float32, or float64 for float64 parameters, shape ().
     """
 
     value: jax.Array
@@ -27,8 +27,7 @@ class ResidualFeedback(estimators.AlongDirections):
     _constructor = "residual_feedback"
 
     def init(self, params: optax.Params) -> ResidualFeedbackState:
-        none = jnp.full((), jnp.nan, _memory.widest(params))
-        return ResidualFeedbackState(none)
+        return ResidualFeedbackState(_memory.none((), _memory.widest(params)))
 
     def reduce(
         self,
@@ -39,11 +38,11 @@ class ResidualFeedback(estimators.AlongDirections):
     ) -> tuple[estimators.Estimate, ResidualFeedbackState]:
         moved = values.along[:, 0]
         value = _memory.mean_of_finite(moved)
-        before = state.value.astype(value.dtype)
+        before = _memory.known(state.value).astype(value.dtype)
         before = jnp.where(jnp.isnan(before), value, before)
         found = estimators.Differences(value, moved - before)
         estimate = found.estimate(self.smoothing, points)
-        kept = jnp.where(jnp.isnan(value), before, value).astype(state.value.dtype)
+        kept = jnp.where(jnp.isnan(value), state.value, value.astype(state.value.dtype))
         return estimate, ResidualFeedbackState(kept)
 
 

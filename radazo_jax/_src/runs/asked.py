@@ -374,9 +374,10 @@ class MethodSteps(OneByOne):
         asker = self._asker
         if not asker.noisy or stopped in ("interrupted", "callback", "failure"):
             return
-        candidates = list(asker.lowest)
-        if asker.asked.center is not None:
-            candidates.append(Candidate(-1 - asker.step, asker.asked.center, np.nan))
+        candidates, center = list(asker.lowest), asker.asked.center
+        known = {candidate.point.tobytes() for candidate in candidates}
+        if center is not None and center.tobytes() not in known:
+            candidates.append(Candidate(-1 - asker.step, center, np.nan))
         total = self.budget.reserved
         total = total or max(_FEWEST, int(_SHARE * self.budget.evaluations))
         rounds, count = max(1, (len(candidates) - 1).bit_length()), 0

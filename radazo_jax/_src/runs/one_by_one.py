@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from radazo_jax._src import programs
+from radazo_jax._src import checks, programs
 from radazo_jax._src.estimators.gradients import values_at
 from radazo_jax._src.evaluators.external import Calls, External, Mistake, Outcome
 from radazo_jax._src.runs import journal
@@ -18,7 +18,7 @@ from radazo_jax._src.runs.journal import Journal, Record
 from radazo_jax._src.runs.loop import Steps
 from radazo_jax._src.runs.results import Best, Report
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.runs.told import Told, as_values
+from radazo_jax._src.runs.told import Told
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, RunError, SolverState
 
@@ -264,7 +264,7 @@ class Called(OneByOne):
         self._outcome, n = outcome, len(outcome.values)
         self._points = jax.tree.map(lambda x: x[:n], candidates)
         failures = [outcome.failures[i] for i in sorted(outcome.failures)]
-        values = as_values(outcome.values, self._told.maker.dtype)
+        values = checks.as_values(outcome.values, self._told.maker.dtype)
         beyond = outcome.values[np.isinf(values) & np.isfinite(outcome.values)]
         failures += [f"returned {v}, beyond {values.dtype}" for v in beyond]
         return values, failures
@@ -292,7 +292,7 @@ class Called(OneByOne):
             outcome = self._calls.evaluate(candidates)
             if outcome is None:
                 return None
-            return as_values(outcome.values, self._told.maker.dtype)[point]
+            return checks.as_values(outcome.values, self._told.maker.dtype)[point]
 
         return value
 

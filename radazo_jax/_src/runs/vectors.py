@@ -1,11 +1,12 @@
 """`Vectors`: trees of parameters as the vectors of a method on the host."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -198,3 +199,16 @@ def refuse_step(step: Any) -> None:
             "method, such as methods.untuned() or methods.evolution(), instead of an "
             "optimizer and an estimator."
         )
+
+
+def resolution_of(fun: Callable[..., Any] | None, params: optax.Params) -> float:
+    """Returns the relative spacing of the values of a function.
+
+    Args:
+      fun: A function that JAX traces; `None` for a Python function, in float64.
+      params: The parameters.
+    """
+    if fun is None:
+        return float(np.finfo(np.float64).eps)
+    output = jax.eval_shape(fun, params)
+    return float(jnp.finfo(output.dtype).eps)
