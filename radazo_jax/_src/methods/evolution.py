@@ -196,7 +196,7 @@ def evolution(
     size σ are learned from the ranks of all values: C from good steps and from bad
     ones, σ from the length of the path of m.
 
-    Use it for functions of up to a few hundred parameters with steps, noise or many
+    Use it for functions of up to a few hundred parameters with jumps, noise or many
     local minima. Only ranks count: any increasing function of the values leads to the
     same run. It learns scales and correlations of the parameters within about 10 d
     steps. If the function is smooth, methods with differences need fewer evaluations.

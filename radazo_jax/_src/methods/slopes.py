@@ -20,6 +20,7 @@ from radazo_jax._src.methods.evolution import sizes
 from radazo_jax._src.methods.points import (
     Differences,
     Space,
+    both_sides,
     central,
     forward,
     power_of,
@@ -54,6 +55,10 @@ _PROBE = 1e-5
 # So many directions in a row that ended before a jump will end there again.
 _AT_JUMPS = 5
 
+# A step is cut short if it has less than this share of what was promised for all of it.
+# After so many in a row, moves of this many sizes show whether slopes miss something.
+_CUT, _AT_CUTS, _LONG = 1e-2, 3, 0.3
+
 # A step may be so many times as long as the longest one so far.
 _REACH = 10.0
 
@@ -62,6 +67,9 @@ _FAR, _LONGER = 1e-2, 300.0
 
 # The value falls no more if it falls by less than so many roundings, twice.
 _EQUAL = 8.0
+
+# Curvatures of less than this share of the largest one may be errors of a model.
+_FLAT = 1e-6
 
 # The least curvature of a step that the memory keeps.
 _CURVED = 1e-10
@@ -84,6 +92,13 @@ class Memory:
         """Keeps a step, unless the function is not convex along it."""
         if step @ change > _CURVED * np.linalg.norm(step) * np.linalg.norm(change):
             self.pairs = [*self.pairs, (step, change)][-self.most :]
+
+    def know(self, hessian: np.ndarray) -> None:
+        """Keeps a step along each axis of a Hessian matrix, with its change."""
+        curvatures, basis = np.linalg.eigh(hessian)
+        for curvature, axis in zip(curvatures, basis.T, strict=True):
+            if curvature > _FLAT * curvatures[-1]:
+                self.add(axis, curvature * axis)
 
     def direction(self, gradient: np.ndarray, free: np.ndarray) -> np.ndarray:
         """Returns −H g within the parameters that are free, shape [d].
@@ -210,7 +225,7 @@ class Progress:
     Attributes:
       x: The point, shape [d].
       value: Its value.
-      start: The value at the first point.
+      start: The value at the start of the run.
       resolution: Relative spacing of the values, or their relative noise.
       spacing: Length of the differences, in spans.
       twosided: Whether differences are central ones.
@@ -220,8 +235,8 @@ class Progress:
       nowhere: Number of times that central differences led nowhere.
     """
 
-    def __init__(self, x: np.ndarray, value: float, resolution: float):
-        self.x, self.value, self.start = x, value, value
+    def __init__(self, x: np.ndarray, value: float, start: float, resolution: float):
+        self.x, self.value, self.start = x, value, start
         self.resolution = resolution
         self.memory = Memory(max(10, min(2 * len(x), 40)))
         self.twosided, self.reach, self.nowhere = False, 0.0, 0
@@ -259,6 +274,8 @@ def steps(
     resolution: float,
     *,
     begun: Differences | None = None,
+    hessian: np.ndarray | None = None,
+    first: float | None = None,
     tolerance: float | None = None,
 ) -> Part[Ended]:
     """Takes quasi-Newton steps along differences, until they lead nowhere.
@@ -272,11 +289,16 @@ def steps(
       space: The space of the points.
       resolution: Relative spacing of the values, or their relative noise.
       begun: Differences at x if they are known.
+      hessian: Hessian matrix near x if it is known, shape [d, d].
+      first: Value at the start of the run, if it began elsewhere.
       tolerance: See `untuned`.
     """
-    at = Progress(x, value, resolution)
+    at = Progress(x, value, value if first is None else first, resolution)
+    if hessian is not None:
+        at.memory.know(hessian * np.outer(space.sizes, space.sizes))
     before: tuple[np.ndarray, np.ndarray] | None = None
-    equal = jumps = 0
+    equal = jumps = cuts = 0
+    is_probed = False
     while True:
         if begun is None:
             yield from at.measure(space)
@@ -303,6 +325,11 @@ def steps(
             at.x, at.value, jumps = searched.x, searched.value, 0
             if tolerance is not None and _within(tolerance, at, moved, fall, space):
                 return at.ended(WITHIN)
+            cuts = cuts + 1 if -gradient @ moved < _CUT * promised else 0
+            if cuts == _AT_CUTS and not is_probed:
+                is_probed = True
+                if (yield from _is_lower_around(at, space)):
+                    return at.ended(NOWHERE)
             equal = equal + 1 if fall <= _EQUAL * at.resolved() else 0
             if equal < 2:
                 continue
@@ -333,7 +360,7 @@ def _without_a_step(
         again = float((yield at.x[None])[0])
         if abs(again - at.value) > at.resolution * abs(at.value):
             return NOISE
-    if searched.lied and not at.twosided:
+    if searched.lied and not (at.twosided or settled):
         found = yield from noise.measured(at.x, at.value, _PROBE, space)
         if found is not None and found > at.resolution:
             at.resolution, at.memory = found, Memory(at.memory.most)
@@ -346,6 +373,15 @@ def _without_a_step(
     at.spacing = min(_LONGER * at.spacing, max(_FAR, at.spacing))
     at.memory = Memory(at.memory.most)
     return NOWHERE if at.nowhere >= 2 else None
+
+
+def _is_lower_around(at: Progress, space: Space) -> Part[bool]:
+    """Moves each parameter far to both sides, and keeps the best point."""
+    sides = yield from both_sides(at.x, at.value, _LONG * space.sizes, space)
+    if sides.lowest is None or not sides.change < 0:
+        return False
+    at.x, at.value = sides.lowest, at.value + sides.change
+    return True
 
 
 def _direction(
@@ -459,6 +495,5 @@ def slopes(tolerance: float | None = None, scale: Any = 1.0) -> Method:
       2012.
     """
     if tolerance is not None:
-        checks.check_unit_interval("tolerance", tolerance)
-        tolerance = checks.as_number(tolerance)
+        tolerance = checks.check_unit_interval("tolerance", tolerance)
     return Slopes(tolerance, scale)

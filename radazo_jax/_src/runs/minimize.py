@@ -24,7 +24,13 @@ from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.methods.policy import untuned
 from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import loop, rates
-from radazo_jax._src.runs.asked import ByCalls, ByProgram, Evaluate, MethodSteps
+from radazo_jax._src.runs.asked import (
+    ByCalls,
+    ByProgram,
+    Evaluate,
+    MethodSteps,
+    Shared,
+)
 from radazo_jax._src.runs.asker import MethodState, begun, resolution_of
 from radazo_jax._src.runs.journal import Journal, Path, line_of_method, line_of_run
 from radazo_jax._src.runs.learning_rate import LearningRate
@@ -97,9 +103,8 @@ def minimize(
         `sample`, `has_aux` and `chunk_size`.
       params: The starting point, a tree of floating-point arrays. Not modified.
       optimizer: A method, such as `methods.evolution()`, or an Optax transformation,
-        such as `radazo(1e-3)`. The latter gets `value`, `grad`, `slope` (along `grad`),
-        `value_fn` and `measured` (whether the loss at the parameters is finite; if not,
-        `value` replaces it) as extra arguments, if it takes any. By default,
+        such as `radazo(1e-3)`. The latter gets `value`, `grad`, `slope` (along `grad`)
+        and `value_fn` as extra arguments, if it takes any. By default,
         `methods.untuned(tolerance, restarts, scale)` if no estimator and no `sample` is
         given and there are at most 10,000 parameters. Otherwise it is R-AdaZO at the
         learning rate that `find_learning_rate` measures before the first step, with the
@@ -109,10 +114,12 @@ def minimize(
       estimator: An estimator, if an Optax transformation takes the steps; by default
         `forward_difference()`, and `forward_difference(orthonormal())` at a measured
         learning rate.
-      num_steps: The number of steps in this call; with a journal, of the whole run. By
-        default 1000, or 10,000 with a method, which usually ends before, also with a
-        `target`; with another budget, at most 2³¹ − 2 for the whole run. A run at a
-        learning rate that was measured ends once this rate is 0, at the latest.
+      num_steps: The number of steps in this call; with a journal, of the whole run. In
+        a step, a method asks for points once, and gets all of their values. By
+        default 1000, or 10,000 with a method, which usually ends before. If
+        `max_evaluations`, `max_seconds` or `patience` is given, no default limits the
+        steps. At the latest, a run ends at step 2³¹ − 2, or once a learning rate that
+        was measured is 0.
       key: The key of the whole run; it is consumed.
       evaluator: The evaluator of the points: `vectorized(batch_size)` or
         `sharded(axis_name)` for functions that JAX traces, or `external(...)` for
@@ -154,7 +161,7 @@ def minimize(
       state: A state to continue from, as returned by a previous call or passed to
         `callback`. Its parameters and key replace `params` and `key`, and it holds the
         learning rate that was measured. With `external`, it must have the dtypes of
-        `params`.
+        `params`. A method that a budget has ended continues as with a budget.
       chunk_size: Number of steps per chunk; by default, so many that a chunk takes
         about half a second.
       progress: Whether to show progress: a `tqdm` bar if that is installed, else one
@@ -340,6 +347,8 @@ def _steps_of_method(
         evaluate = ByCalls(external, opened.calls(external, loss, False))
     else:
         evaluate = ByProgram(fun, initial, evaluator, opened.interrupted())
+    if jax.process_count() > 1:
+        evaluate = Shared(evaluate)
     return MethodSteps(Told(asker, Best(asker.params)), budget, file, evaluate)
 
 

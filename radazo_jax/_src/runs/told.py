@@ -21,7 +21,7 @@ from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.methods.policy import untuned
 from radazo_jax._src.names import checks_names
 from radazo_jax._src.points import candidates
-from radazo_jax._src.runs import asker, history
+from radazo_jax._src.runs import asker, history, rates
 from radazo_jax._src.runs.asker import Asker, MethodState
 from radazo_jax._src.runs.journal import (
     Journal,
@@ -86,7 +86,9 @@ class Stepper:
         """Returns the points of the next step, on the device."""
         if self._asks is None:
             self._asks = programs.of(candidates_of, self.run, self.state)
-        return self._asks(self.state)
+        points = self._asks(self.state)
+        states.check_known(points)
+        return points
 
     def tell(self, values: np.ndarray) -> jax.Array:
         """Takes a step; returns its numbers, which `names` names."""
@@ -94,6 +96,7 @@ class Stepper:
             given = self.run, self.state, values
             self._takes = programs.of(take, *given, donate=[0])
         self.state, numbers, self.checksum = self._takes(self.state, values)
+        states.check_known(numbers)  # The optimizer may hold traced numbers.
         return numbers
 
 
@@ -320,8 +323,8 @@ def ask_tell(
       params: The starting point, a tree of floating-point arrays. Not modified. NumPy's
         float64 is kept.
       optimizer: A method such as `methods.untuned()`, the default; or an Optax
-        transformation such as `radazo(1e-3)`. The latter gets `value`, `grad`, `slope`
-        and `measured` as extra arguments, as in `minimize`, and no `value_fn`.
+        transformation such as `radazo(1e-3)`. The latter gets `value`, `grad` and
+        `slope` as extra arguments, as in `minimize`, and no `value_fn`.
       estimator: An estimator, such as `forward_difference()`, if an Optax
         transformation is given.
       key: The key of the whole run; it is consumed.
@@ -410,6 +413,7 @@ def begin(
     else:
         states.check_state(run, state, leaves=True)
     states.check_known(state)
+    checks.check_not_deleted("state", state)
     return trees.copy(state)
 
 
@@ -431,10 +435,8 @@ def replay(
     Args:
       journal: The file that `minimize` or `minimize_black_box` wrote.
       params: The starting point of the run.
-      optimizer: The optimizer or the method of the run, `None` if the run named none.
-        If its learning rate was measured, pass `radazo(found.schedule)` and an
-        estimator with `found.smoothing`, in which `found` is the result's
-        `learning_rate`.
+      optimizer: The optimizer or the method of the run, `None` if the run named none:
+        the journal has the learning rate and the smoothing that were measured.
       estimator: The estimator, likewise.
       evaluator: The evaluator of the run. It evaluates nothing here, but determines how
         directions are stored, and so how their sums are rounded.
@@ -482,7 +484,8 @@ def replay(
     told: Told
     with jax.enable_x64(trees.has_x64() or line["dtype"] == "float64"):
         key = jax.random.wrap_key_data(jnp.array(line["key"], jnp.uint32))
-        if is_method(optimizer, estimator):
+        rate = rates.of_line(line) if optimizer is None else None
+        if rate is None and is_method(optimizer, estimator):
             method: Any = untuned() if optimizer is None else optimizer
             resolution = asker.resolution_of(fun, params)
             given = params, key, box.as_bounds(bounds), resolution, True, None, step
@@ -493,10 +496,15 @@ def replay(
             told.rebuild([record for record in found.records if record.again is None])
             return told.state
         refuse_step(step)
+        if rate is not None:
+            optimizer, estimator = rates.default(trees.size(params), estimator)
         states.check_run(optimizer, estimator)
         of_run: Any = fun, sample, optimizer, estimator, evaluator
         run = Run(*of_run)._replace(bounds=box.as_bounds(bounds))
         state = begin(run, params, key)
+        if rate is not None:
+            state = rates.with_rate(state, rate)
+            run = rates.with_smoothing(run, state)
         if exact:
             # The checksums of the parameters compare learning rates.
             kept = {name: line.get(name) for name in ("learning_rate", "values")}
