@@ -1,12 +1,11 @@
 """`Asker`: the points of a method on the host, from the values that it was told."""
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -446,16 +445,3 @@ def begun(
         f"state must be of the method {shown.part(method)}; got one with {len(rest)} "
         "more values than this method asked for."
     )
-
-
-def resolution_of(fun: Callable[..., Any] | None, params: optax.Params) -> float:
-    """Returns the relative spacing of the values of a function.
-
-    Args:
-      fun: A function that JAX traces; `None` for a Python function, in float64.
-      params: The parameters.
-    """
-    if fun is None:
-        return float(np.finfo(np.float64).eps)
-    output = jax.eval_shape(fun, params)
-    return float(jnp.finfo(output.dtype).eps)

@@ -31,7 +31,7 @@ from radazo_jax._src.runs.asked import (
     MethodSteps,
     Shared,
 )
-from radazo_jax._src.runs.asker import MethodState, begun, resolution_of
+from radazo_jax._src.runs.asker import MethodState, begun
 from radazo_jax._src.runs.journal import Journal, Path, line_of_method, line_of_run
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.lost import warn_of_rounding
@@ -41,7 +41,7 @@ from radazo_jax._src.runs.rising import Rising
 from radazo_jax._src.runs.steps import Compiled
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.runs.told import Stepper, Told, begin, is_method
-from radazo_jax._src.runs.vectors import refuse_step
+from radazo_jax._src.runs.vectors import refuse_step, resolution_of
 from radazo_jax._src.steps import states, step
 from radazo_jax._src.steps.box import Bounds, BoundsLike, as_bounds
 from radazo_jax._src.steps.states import Policy, Run, SolverState

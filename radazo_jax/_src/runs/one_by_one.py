@@ -18,7 +18,8 @@ from radazo_jax._src.runs.journal import Journal, Record
 from radazo_jax._src.runs.loop import Steps
 from radazo_jax._src.runs.results import Best, Report
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.runs.told import Told, as_values
+from radazo_jax._src.runs.told import Told
+from radazo_jax._src.runs.vectors import as_values
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, RunError, SolverState
 

@@ -33,7 +33,7 @@ from radazo_jax._src.runs.journal import (
     of_points,
 )
 from radazo_jax._src.runs.results import Best
-from radazo_jax._src.runs.vectors import refuse_step
+from radazo_jax._src.runs.vectors import as_values, refuse_step, resolution_of
 from radazo_jax._src.steps import box, states, step
 from radazo_jax._src.steps.box import BoundsLike
 from radazo_jax._src.steps.states import Run, SolverState
@@ -371,7 +371,7 @@ def ask_tell(
     initial = trees.with_float64(params)
     if is_method(optimizer, estimator):
         method: Any = untuned() if optimizer is None else optimizer
-        resolution = asker.resolution_of(None, initial)
+        resolution = resolution_of(None, initial)
         given = initial, key, box.as_bounds(bounds), resolution, False, state, step
         with trees.precision_of(initial if state is None else state.params):
             maker = asker.begun(method, *given)
@@ -487,7 +487,7 @@ def replay(
         rate = rates.of_line(line) if optimizer is None else None
         if rate is None and is_method(optimizer, estimator):
             method: Any = untuned() if optimizer is None else optimizer
-            resolution = asker.resolution_of(fun, params)
+            resolution = resolution_of(fun, params)
             given = params, key, box.as_bounds(bounds), resolution, True, None, step
             maker = asker.begun(method, *given)
             if exact:
@@ -545,15 +545,3 @@ def take(
 def _traced_loss(run: Run, state: SolverState) -> Callable[[Any], Any] | None:
     """The loss if JAX evaluates it: `low_rank` needs it in both kinds of programs."""
     return None if run.fun is None else step.loss_at(run, state)
-
-
-def as_values(values: Any, dtype: jax.typing.DTypeLike) -> np.ndarray:
-    """Values as an array of the dtype in which they are used."""
-    array = np.asarray(values)
-    if array.dtype.kind not in "fiub":
-        raise TypeError(
-            f"values must be real numbers, NaN for what failed; got {values!r}."
-        )
-    # Values beyond float32 are infinite: they failed.
-    with np.errstate(all="ignore"):
-        return array.astype(dtype)

@@ -1,11 +1,12 @@
 """`Vectors`: trees of parameters as the vectors of a method on the host."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -198,3 +199,28 @@ def refuse_step(step: Any) -> None:
             "method, such as methods.untuned() or methods.evolution(), instead of an "
             "optimizer and an estimator."
         )
+
+
+def resolution_of(fun: Callable[..., Any] | None, params: optax.Params) -> float:
+    """Returns the relative spacing of the values of a function.
+
+    Args:
+      fun: A function that JAX traces; `None` for a Python function, in float64.
+      params: The parameters.
+    """
+    if fun is None:
+        return float(np.finfo(np.float64).eps)
+    output = jax.eval_shape(fun, params)
+    return float(jnp.finfo(output.dtype).eps)
+
+
+def as_values(values: Any, dtype: jax.typing.DTypeLike) -> np.ndarray:
+    """Values as an array of the dtype in which they are used."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(
+            f"values must be real numbers, NaN for what failed; got {values!r}."
+        )
+    # Values beyond float32 are infinite: they failed.
+    with np.errstate(all="ignore"):
+        return array.astype(dtype)
