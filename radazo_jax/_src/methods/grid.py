@@ -9,7 +9,7 @@ from radazo_jax._src.methods import evolution, slopes
 from radazo_jax._src.methods.contract import Box, Part, Start, Steps
 from radazo_jax._src.methods.known import Known
 from radazo_jax._src.methods.points import Space
-from radazo_jax._src.methods.quadratic import in_box
+from radazo_jax._src.methods.quadratic import in_ball
 
 # Up to so many parameters, models come first.
 _MOST = 100
@@ -138,12 +138,17 @@ class Model(NamedTuple):
 
     def settled(self, s: np.ndarray, free: np.ndarray) -> np.ndarray:
         """Returns s with the parameters that are free at a low point of the model."""
-        if not np.any(free):
-            return s
-        g = self.gradient[free] + self.hessian[np.ix_(free, ~free)] @ s[~free]
-        box = Box(self.box.lower[free], self.box.upper[free])
-        s = s.copy()
-        s[free] = in_box(g, self.hessian[np.ix_(free, free)], box, math.sqrt(len(g)))
+        s, free = s.copy(), free.copy()
+        while np.any(free):
+            g = self.gradient[free] + self.hessian[np.ix_(free, ~free)] @ s[~free]
+            s[free] = in_ball(g, self.hessian[np.ix_(free, free)], math.sqrt(len(g)))
+            within = self.box.clip(s)
+            # What leaves the box stays at its bound, and the others follow.
+            outside = free & (within != s)
+            s = np.where(free, within, s)
+            if not np.any(outside):
+                break
+            free &= ~outside
         return s
 
     def lowest(self) -> np.ndarray:
