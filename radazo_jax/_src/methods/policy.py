@@ -116,9 +116,13 @@ def untuned(
 
     Slopes that lead nowhere are measured at both sides and at longer distances before
     anything is called a minimum. A parameter whose moves changed nothing is moved up
-    and down, by up to ten of its sizes, before it is called unimportant. A narrow
-    `evolution` follows if slopes lead nowhere, and a wider one if they lead to a jump
-    or if parameters change the value by steps.
+    and down, by up to ten of its sizes, before it is called unimportant. If slopes lead
+    nowhere or to a jump, or if their steps must be cut short, long moves along one
+    parameter after another follow, and then `evolution`: a narrow one if slopes lead
+    nowhere, and a wider one at a jump or if parameters change the value by steps.
+
+    If restarts are left, long moves begin at θ₀ once more after the first slopes. These
+    may have missed a lower minimum, or gone so far that the value changes no more.
 
     After a minimum the run ends, or `evolution` starts again around the best point,
     with twice as many points each time up to a limit, and any lower value leads back to
@@ -150,7 +154,8 @@ def untuned(
       Moré & Wild, Estimating Computational Noise, SIAM J. Sci. Comput. 2011,
       <https://doi.org/10.1137/100786125>; Nocedal & Wright, Numerical Optimization,
       2006, chapters 3, 7 and 8; Hansen, The CMA Evolution Strategy: A Tutorial, 2016,
-      <https://arxiv.org/abs/1604.00772>.
+      <https://arxiv.org/abs/1604.00772>; Hooke & Jeeves, "Direct Search" Solution of
+      Numerical and Statistical Problems, Journal of the ACM 1961.
     """
     if tolerance is not None:
         checks.check_unit_interval("tolerance", tolerance)
