@@ -60,7 +60,6 @@ from radazo_jax._src.transforms.optimizers import (
 )
 from radazo_jax._src.transforms.replayed import (
     scale_by_replayed_radazo,
-    scale_by_replayed_zo_adamm,
 )
 from radazo_jax._src.transforms.rounding import stochastic_rounding
 from radazo_jax._src.workers.distribute import distribute
@@ -97,7 +96,6 @@ __all__ = [
     "replay",
     "scale_by_radazo",
     "scale_by_replayed_radazo",
-    "scale_by_replayed_zo_adamm",
     "scale_by_zo_adamm",
     "sharded",
     "solver",

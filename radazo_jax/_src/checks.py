@@ -1,10 +1,10 @@
 """Argument checks shared by the whole package.
 
-Every check returns its value unchanged, so that it can wrap a use, and raises an
-error which names the argument, the value received and what would do. Values known
+A check of a number returns it as a float, by which settings are compared, and raises
+an error which names the argument, the value received and what would do. Values known
 only while a program is traced (the hyperparameters that
 `optax.inject_hyperparams` passes, or a `vmap` over a population of optimizers)
-cannot be compared with anything: the numeric checks let them pass.
+cannot be compared with anything: the numeric checks return them as they are.
 """
 
 import inspect
@@ -13,7 +13,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,6 @@ import optax
 
 from radazo_jax._src import trees
 from radazo_jax._src.trees import at_least_float32
-
-_T = TypeVar("_T")
 
 # The packages whose frames lie between a warning and the call of the user.
 _BETWEEN = {"radazo_jax", "jax", "optax", "contextlib"}
@@ -103,7 +101,7 @@ def check_int_at_least(name: str, value: Any, minimum: int) -> int:
     return int(value)
 
 
-def check_positive(name: str, value: _T) -> _T:
+def check_positive(name: str, value: Any) -> Any:
     """Checks that an argument is a finite number greater than zero.
 
     Examples:
@@ -115,19 +113,19 @@ def check_positive(name: str, value: _T) -> _T:
     return _check_number(name, value, "a finite number > 0", lambda x: 0 < x < math.inf)
 
 
-def check_finite(name: str, value: _T) -> _T:
+def check_finite(name: str, value: Any) -> Any:
     """Checks that an argument is a finite number."""
     return _check_number(name, value, "a finite number", math.isfinite)
 
 
-def check_non_negative(name: str, value: _T) -> _T:
+def check_non_negative(name: str, value: Any) -> Any:
     """Checks that an argument is a finite number, zero or greater."""
     return _check_number(
         name, value, "a finite number ≥ 0", lambda x: 0 <= x < math.inf
     )
 
 
-def check_learning_rate(value: _T) -> _T:
+def check_learning_rate(value: Any) -> None:
     """Checks that a learning rate is a schedule, or a finite number, zero or greater.
 
     Examples:
@@ -137,7 +135,7 @@ def check_learning_rate(value: _T) -> _T:
       ValueError: learning_rate must be a finite number ≥ 0, or a schedule; got -0.01.
     """
     if callable(value):
-        return value
+        return
     expected = "a finite number ≥ 0, or a schedule"
     if hasattr(value, "schedule"):
         raise TypeError(
@@ -146,14 +144,13 @@ def check_learning_rate(value: _T) -> _T:
         )
     _check_number("learning_rate", value, expected, lambda x: 0 <= x < math.inf)
     warn_of_size("learning_rate", value, most=1e10)
-    return value
 
 
 def warn_of_size(name: str, value: Any, least: float = 0.0, most: float = 1e20) -> None:
     """Warns if a known number is of a size that no run can use."""
     if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
         return
-    size = float(cast(Any, value))
+    size = float(value)
     if size and not least <= size <= most:
         lost = "moves nothing" if size < least else "overflows"
         warn(
@@ -162,18 +159,18 @@ def warn_of_size(name: str, value: Any, least: float = 0.0, most: float = 1e20) 
         )
 
 
-def check_unit_interval(name: str, value: _T) -> _T:
+def check_unit_interval(name: str, value: Any) -> Any:
     """Checks that an argument lies in [0, 1): the decay rate of an average."""
     return _check_number(name, value, "a number in [0, 1)", lambda x: 0 <= x < 1)
 
 
 def _check_number(
-    name: str, value: _T, expected: str, holds: Callable[[float], bool]
-) -> _T:
+    name: str, value: Any, expected: str, holds: Callable[[float], bool]
+) -> Any:
     """Checks that an argument is a real number, or a 0-d array, for which `holds`.
 
     Returns:
-      The value, unchanged; tracers are not compared.
+      A float, or the value itself if it is only known while a program is traced.
 
     Raises:
       TypeError: If the value is not a real number (bools are not numbers here).
@@ -198,19 +195,8 @@ def _check_number(
         raise ValueError(f"{message}an array of shape {shape}.")
     if isinstance(value, (jax.core.Tracer, jax.ShapeDtypeStruct)):
         return value
-    if not holds(float(cast(Any, value))):
+    if not holds(float(value)):
         raise ValueError(f"{message}{value!r}.")
-    return value
-
-
-def as_number(value: Any) -> Any:
-    """A number that was checked, as a float, by which settings are compared.
-
-    Returns:
-      A float, or the value itself if it is only known while a program is traced.
-    """
-    if isinstance(value, (jax.core.Tracer, jax.ShapeDtypeStruct)):
-        return value
     return float(value)
 
 

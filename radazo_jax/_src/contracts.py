@@ -26,13 +26,9 @@ from jax import lax
 
 from radazo_jax._src import checks
 from radazo_jax._src.configuration import Configuration, check_fields
-from radazo_jax._src.directions import inner
 from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.distribution import Direction, elements
-from radazo_jax._src.directions.layout import (
-    Layout,
-    unflattened,
-)
+from radazo_jax._src.directions.distribution import Direction
+from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.trees import STATIC
 
@@ -176,9 +172,20 @@ class Points:
             return along
         return jnp.concatenate([values.base[None], along])
 
-    def with_shift(self, shift: Any, shifts: jax.Array) -> "Points":
-        """The same points, each moved by a multiple of one tree: w, and [K, m]."""
-        moved: Points = dataclasses.replace(self, shift=shift, shifts=shifts)
+    def with_shift(
+        self, shift: Any, shifts: jax.Array, scales: jax.Array | None = None
+    ) -> "Points":
+        """The points along the same directions, moved by multiples of one tree.
+
+        Args:
+          shift: w, a tree like the parameters.
+          shifts: The scales tₖᵢ of w, float32, [K, m].
+          scales: The scales sₖᵢ, [K, m]; by default the present ones.
+        """
+        scales = self.scales if scales is None else scales
+        moved: Points = dataclasses.replace(
+            self, shift=shift, shifts=shifts, scales=scales
+        )
         return moved
 
     def select(self, which: slice | np.ndarray) -> "Points":
@@ -201,8 +208,7 @@ class Points:
 
     def direction(self, k: jax.typing.ArrayLike) -> Any:
         """uₖ as a tree like the parameters, float32."""
-        one = jax.tree.map(lambda x: x[k], self.directions)
-        return jax.tree.unflatten(self.layout.treedef, elements(one, self.layout))
+        return jax.tree.map(lambda x: x[k], self.directions).tree(self.layout)
 
     def of_tree(self, tree: Any) -> LinearCombination:
         """A tree like the parameters as a gradient."""
@@ -215,11 +221,11 @@ class Points:
           flat: The vector.
           params: θ, whose dtypes and shardings the gradient has.
         """
-        return self.of_tree(unflattened(flat, self.layout, params))
+        return LinearCombination.of_flat(flat, self.layout, params)
 
     def inner_products(self, tree: Any) -> jax.Array:
         """⟨uₖ, w⟩ of the directions with a tree w like the parameters: float32, [K]."""
-        return inner.inner(self.directions, self.layout, tree)
+        return self.directions.inner_products(tree, self.layout)
 
 
 class Estimate(NamedTuple):

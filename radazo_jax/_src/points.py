@@ -1,9 +1,7 @@
 """Points of a step: directions by number, points along them, and points as trees."""
 
 from collections.abc import Sequence
-from typing import (
-    Any,
-)
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +11,13 @@ from jax import lax
 
 from radazo_jax._src.contracts import Draw, Points
 from radazo_jax._src.directions import sums
-from radazo_jax._src.directions.distribution import Direction, Distribution, elements
-from radazo_jax._src.directions.layout import (
-    Layout,
-    layout_of,
-    rows_of,
-)
+from radazo_jax._src.directions.distribution import Direction, Distribution
+from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.numbers import generator
 from radazo_jax._src.numbers.counter import Positions
 from radazo_jax._src.perturb import transform
 from radazo_jax._src.trees import as_arrays, at_least_float32, widest
+from radazo_jax._src.xla import on_any_mesh
 
 
 def sample_points(
@@ -114,48 +109,6 @@ class _Zero(Distribution):
         return jnp.zeros(at.lo.shape, jnp.float32)
 
 
-def shifted_points(
-    distribution: Distribution,
-    draw: Draw,
-    num_directions: int,
-    which: Sequence[int],
-    scales: jax.Array,
-    shift: Any,
-    shifts: jax.Array,
-    params: optax.Params,
-) -> Points:
-    """θ, and the points θ + tᵢ w + sᵢ uᵢ, with a tree w that all of them share.
-
-    Args:
-      distribution: The distribution of the directions.
-      draw: The draw of the step; its keys are consumed.
-      num_directions: K, the number of directions to sample.
-      which: The number of the direction of each point, [n].
-      scales: sᵢ, float32, [n].
-      shift: w, a tree like the parameters.
-      shifts: tᵢ, float32, [n].
-      params: θ.
-
-    Returns:
-      The points; each has a direction of its own, m = 1.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> import radazo_jax as zo
-      >>> draw, params = zo.estimators.Draw.once(jax.random.key(0)), jnp.zeros(2)
-      >>> scales, shifts = jnp.array([0.0, 1e-3]), jnp.array([1.0, 0.0])
-      >>> points = zo.estimators.shifted_points(
-      ...     zo.sphere(), draw, 1, [0, 0], scales, jnp.ones(2), shifts, params
-      ... )
-      >>> zo.estimators.candidates(points, params)[1].tolist()
-      [1.0, 1.0]
-    """
-    each = np.asarray(which)
-    directions, layout = _sample(distribution, draw, num_directions, params)
-    directions = jax.tree.map(lambda x: x[each], directions)
-    return Points(directions, scales[:, None], True, layout, shift, shifts[:, None])
-
-
 def _sample(
     distribution: Distribution,
     draw: Draw,
@@ -164,7 +117,7 @@ def _sample(
     numbers: jax.Array | None = None,
 ) -> tuple[Direction, Layout]:
     """The directions of a step, stacked, and the layout of the parameters."""
-    layout = transform.annotate(layout_of(params), distribution, draw.fun, params)
+    layout = transform.layout_for(distribution, draw.fun, params)
     if numbers is not None:
         return sums.sample(distribution, draw.run_key, numbers, layout), layout
     each = np.arange(num_directions, dtype=np.uint32)
@@ -212,16 +165,13 @@ def candidates(points: Points, params: optax.Params) -> optax.Params:
     params = as_arrays(params)
 
     def moved(direction: Direction, scale: jax.Array, shift: Any) -> optax.Params:
-        us = jax.tree.unflatten(
-            points.layout.treedef, elements(direction, points.layout)
-        )
         at = shifted(params, points.shift, shift)
 
         def away(p: jax.Array, u: jax.Array) -> jax.Array:
             dtype = at_least_float32(p.dtype)
             return _step(p, scale.astype(dtype) * u.astype(dtype))
 
-        return jax.tree.map(away, at, us)
+        return jax.tree.map(away, at, direction.tree(points.layout))
 
     at_scales = jax.vmap(moved, in_axes=(None, 0, 0))
     moved_params = jax.vmap(at_scales)(points.directions, points.scales, points.shifts)
@@ -252,7 +202,13 @@ def candidate_rows(points: Points, params: optax.Params) -> jax.Array:
       >>> zo.estimators.candidate_rows(points, params).shape
       (2, 8)
     """
-    return rows_of(candidates(points, params))
+
+    def program(trees: Any) -> jax.Array:
+        leaves = jax.tree.leaves(trees)
+        flat = [x.astype(jnp.float32).reshape(len(x), -1) for x in leaves]
+        return jnp.concatenate(flat, axis=1)
+
+    return on_any_mesh(program, jax.P())(candidates(points, params))
 
 
 def shifted(params: optax.Params, shift: Any, distance: jax.Array | None) -> Any:

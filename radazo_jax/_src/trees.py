@@ -162,13 +162,6 @@ def widest(tree: Any) -> jnp.dtype:
     )
 
 
-def wide_zeros(tree: Any) -> Any:
-    """Zeros like the leaves, of at least float32."""
-    return jax.tree.map(
-        lambda p: jnp.zeros_like(p, at_least_float32(jnp.result_type(p))), tree
-    )
-
-
 def size(tree: Any) -> int:
     """The number of elements of all leaves, which may be abstract."""
     return sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree))
@@ -204,24 +197,6 @@ def filled(value: Any, tree: Any) -> Any:
     return value
 
 
-def as_flat(tree: Any) -> jax.Array:
-    """The leaves one after another, as a vector in the widest dtype: [d]."""
-    dtype = widest(tree)
-    leaves = [jnp.ravel(leaf).astype(dtype) for leaf in jax.tree.leaves(tree)]
-    return jnp.concatenate(leaves)
-
-
-def like_tree(flat: jax.Array, tree: Any) -> Any:
-    """A vector, [d], as a tree with the shapes of another, of at least float32."""
-    leaves, treedef = jax.tree.flatten(tree)
-    ends = np.cumsum([leaf.size for leaf in leaves])
-    parts = [
-        flat[end - leaf.size : end].reshape(leaf.shape)
-        for end, leaf in zip(ends, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(treedef, parts)
-
-
 def is_traced(tree: Any) -> bool:
     """Whether a tree holds arrays that are not known yet."""
     return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
@@ -240,37 +215,10 @@ def precision_of(tree: Any) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def product(a: Any, b: Any, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """The inner product of two trees, as real vectors."""
-
-    def of_leaf(x: Any, y: Any) -> jax.Array:
-        x, y = (jnp.asarray(z).astype(at_least_float32(z.dtype)) for z in (x, y))
-        return jnp.sum((x.conj() * y).real).astype(dtype)
-
-    return sum(jax.tree.leaves(jax.tree.map(of_leaf, a, b)), jnp.zeros((), dtype))
-
-
 def norm(tree: Any, dtype: jax.typing.DTypeLike) -> jax.Array:
     """The Euclidean norm of a tree."""
-    return jnp.sqrt(product(tree, tree, dtype))
-
-
-def init_scalar(params: Any) -> jax.Array:
-    """0 in the dtype of the parameters, or in float32 if that is wider."""
-    dtypes = [jnp.finfo(jnp.result_type(p)).dtype for p in jax.tree.leaves(params)]
-    wide = any(dtype == jnp.float64 for dtype in dtypes)
-    return number(0, jnp.float64 if wide else jnp.float32)
-
-
-def scaled(factor: jax.Array, tree: Any) -> Any:
-    """The tree times a number, in its dtypes."""
-
-    def of_leaf(x: Any) -> jax.Array:
-        x = jnp.asarray(x)
-        wide = at_least_float32(x.dtype)
-        return (factor.astype(wide) * x.astype(wide)).astype(x.dtype)
-
-    return jax.tree.map(of_leaf, tree)
+    squares = (jnp.sum(wide(jnp.asarray(x)) ** 2) for x in jax.tree.leaves(tree))
+    return jnp.sqrt(sum((x.astype(dtype) for x in squares), jnp.zeros((), dtype)))
 
 
 def checksum(tree: Any) -> jax.Array:

@@ -146,18 +146,6 @@ def test_the_slope_is_that_along_the_gradient(name):
             "memory_size must be an int ≤ 512; got 513",
         ),
         (
-            lambda: zo.contrib.gaussian_process(kernel="linear"),
-            r"kernel must be one of \['matern', 'squared_exponential'\]; got 'linear'",
-        ),
-        (
-            lambda: zo.contrib.gaussian_process(num_features=10),
-            "num_features must be None unless kernel is 'squared_exponential'; got 10",
-        ),
-        (
-            lambda: zo.contrib.prior_guided(mix="mean"),
-            "mix must be 'projection' or 'cosine'; got 'mean'",
-        ),
-        (
             lambda: zo.estimators.estimate(
                 zo.contrib.prior_guided(prior=lambda x: x["a"]),
                 traced,
@@ -179,8 +167,7 @@ def test_a_prior_that_is_no_function():
         zo.contrib.prior_guided(prior=PARAMS)
 
 
-# The step size of `cma` has tests of its own.
-@pytest.mark.parametrize("name", [name for name in MAKERS if name != "cma"])
+@pytest.mark.parametrize("name", MAKERS)
 def test_bad_arguments_of_all(name):
     with pytest.raises(ValueError, match="smoothing must be a finite number > 0"):
         make(name, smoothing=0.0)

@@ -17,9 +17,8 @@ from tests.helpers.relatives import (
     gradients,
     moved,
     quadratic,
-    traced,
 )
-from tests.helpers.tables import jit, slow
+from tests.helpers.tables import slow
 
 # --- One point, and two ------------------------------------------------------------
 
@@ -75,12 +74,6 @@ def test_variance_reduced():
 
 
 # --- Coordinates -------------------------------------------------------------------
-
-
-def test_all_coordinates_make_the_gradient():
-    estimator = zo.contrib.coordinate_wise(smoothing=0.1)
-    _, gradient = jit(zo.value_and_grad(traced, estimator))(0, PARAMS)
-    np.testing.assert_allclose(flat(gradient), derivative(flat(PARAMS)), rtol=1e-4)
 
 
 @pytest.mark.parametrize("uniform", [1.0, 0.25])

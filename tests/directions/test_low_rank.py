@@ -75,11 +75,10 @@ def test_factors_of_large_matrices_are_not_drawn_as_one():
     assert many * rows <= max(made) <= 2**23
 
 
-def test_where_chooses_the_leaves():
+def test_a_leaf_without_axes_is_drawn_dense():
     params = {"a": jnp.zeros((8, 6)), "b": jnp.zeros((8, 6))}
-    distribution = zo.low_rank(
-        1, where=lambda path, shape: path == "['a']" and len(shape) == 2
-    )
+    numbers = {"a": zo.distributions.MatrixAxes((0,), (1,)), "b": None}
+    distribution = zo.low_rank(1, dimension_numbers=numbers)
     u = drawn(distribution, params)
     assert np.linalg.matrix_rank(u["a"]) == 1
     assert np.linalg.matrix_rank(u["b"]) == 6
@@ -87,7 +86,7 @@ def test_where_chooses_the_leaves():
 
 def annotated(distribution, fun, params):
     """The axes that a function's use of its leaves gives them, by path."""
-    layout = transform.annotate(layout_of(params), distribution, fun, params)
+    layout = transform.layout_for(distribution, fun, params)
     return {leaf.path: leaf.axes for leaf in layout.leaves}
 
 
@@ -174,19 +173,6 @@ def test_nothing_is_rounded_into_bfloat16_matrices():
 def test_bad_rank(rank, error):
     with pytest.raises(error, match=rf"rank.*{rank!r}"):
         zo.low_rank(rank)
-
-
-def test_bad_where():
-    with pytest.raises(TypeError, match="where must be a function"):
-        zo.low_rank(where="w")
-    distribution = zo.low_rank(where=lambda path, shape: False)
-    params = {"w": jnp.ones((3, 3))}
-    with pytest.raises(ValueError, match=r"where must match at least one leaf.*'w'"):
-        distribution.sample(KEY, params)
-    with pytest.raises(ValueError, match="where must match at least one leaf"):
-        zo.value_and_grad(
-            lambda p: jnp.sum(p["w"]), zo.forward_difference(distribution)
-        )(KEY, params)
 
 
 def test_bad_dimension_numbers():

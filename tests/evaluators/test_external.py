@@ -21,14 +21,21 @@ from tests.helpers.black_boxes import fun, reference, run, spawning
 from tests.helpers.tables import slow
 
 
+def on(kind):
+    """The options of a run on processes."""
+    if kind == "processes":
+        return {"executor": spawning}
+    loky = pytest.importorskip("loky")
+    return (
+        {"workers": 2}
+        if kind == "workers"
+        else {"executor": loky.get_reusable_executor}
+    )
+
+
 def test_threads_give_the_same_run():
     with ThreadPoolExecutor(4) as threads:
         chex.assert_trees_all_equal(run(executor=threads).state, reference().state)
-
-
-def test_processes_give_the_same_run():
-    with spawning() as processes:
-        chex.assert_trees_all_equal(run(executor=processes).state, reference().state)
 
 
 @pytest.mark.slow
@@ -52,14 +59,6 @@ def test_dask_gives_the_same_run_when_a_worker_is_killed():
         )
 
 
-@pytest.mark.slow
-def test_loky_gives_the_same_run():
-    loky = pytest.importorskip("loky")
-    chex.assert_trees_all_equal(
-        run(executor=loky.get_reusable_executor).state, reference().state
-    )
-
-
 def test_a_point_that_hangs_has_failed():
     stop = threading.Event()
 
@@ -77,11 +76,9 @@ def test_a_point_that_hangs_has_failed():
     assert result.state.failures.evaluations == 1
 
 
-@pytest.mark.parametrize("make", [spawning, slow("loky")])
-def test_points_that_kill_their_worker_fail_alone(make):
-    if make == "loky":
-        make = pytest.importorskip("loky").get_reusable_executor
-    result = run(workers.kill_some, executor=make, steps=2)
+@pytest.mark.parametrize("kind", [slow("loky"), slow("processes"), "workers"])
+def test_points_that_kill_their_worker_fail_alone(kind):
+    result = run(workers.kill_some, steps=2, **on(kind))
     expected = run(lambda x: np.nan if workers.kills(x) else fun(x), steps=2)
     assert expected.state.failures.evaluations > 0
     chex.assert_trees_all_equal(result.state, expected.state)
@@ -149,23 +146,6 @@ def test_workers_need_loky(monkeypatch):
         run(workers=1)
 
 
-def test_workers_give_the_same_run_of_a_lambda():
-    pytest.importorskip("loky")
-    center = workers.CENTER
-    result = run(
-        lambda x: float(np.sum(np.abs(np.round((x - center) * 64))) / 64), workers=2
-    )
-    chex.assert_trees_all_equal(result.state, reference().state)
-
-
-def test_a_worker_that_dies_is_replaced():
-    pytest.importorskip("loky")
-    result = run(workers.kill_some, workers=2, steps=2)
-    expected = run(lambda x: np.nan if workers.kills(x) else fun(x), steps=2)
-    assert expected.state.failures.evaluations > 0
-    chex.assert_trees_all_equal(result.state, expected.state)
-
-
 def test_ctrl_c_keeps_the_steps_before():
     def interrupted(x):
         if len(calls) == 9:
@@ -175,7 +155,7 @@ def test_ctrl_c_keeps_the_steps_before():
 
     calls = []
     result = run(interrupted)
-    assert len(result.values) == 2
+    assert result.stopped == "interrupted" and len(result.values) == 2
     chex.assert_trees_all_equal(result.state, run(steps=2).state)
 
 
@@ -197,18 +177,11 @@ class Data:
         return workers.distance(x), (os.getpid(), self.calls)
 
 
-@pytest.mark.parametrize("kind", ["workers", "loky", "processes"])
+@pytest.mark.parametrize("kind", [slow("loky"), "processes", slow("workers")])
 def test_processes_get_the_function_once(kind):
-    if kind != "processes":
-        loky = pytest.importorskip("loky")
     seen, Data.stored = [], 0
-    options = {
-        "workers": lambda: {"workers": 2},
-        "loky": lambda: {"executor": loky.get_reusable_executor},
-        "processes": lambda: {"executor": spawning},
-    }[kind]()
     result = run(
-        Data(), steps=4, callback=lambda r: seen.append(r.best.info), **options
+        Data(), steps=4, callback=lambda r: seen.append(r.best.info), **on(kind)
     )
     assert Data.stored == 1
     assert max(calls for _, calls in seen) > 1

@@ -93,14 +93,6 @@ def test_a_program_ends_although_a_call_hangs(kind, tmp_path):
     assert output.splitlines()[-1].endswith(", 0, 0]")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_a_program_ends_if_no_call_hangs(kind, tmp_path):
-    (tmp_path / "called").touch()
-    output = output_of(PROGRAM, kind, tmp_path, timeout=60)
-    assert output.splitlines()[-1] == "failed [0, 0, 0]"
-
-
 @pytest.mark.parametrize(
     "fun", [calls.raises_unreadable, slow(calls.raises_unsendable)]
 )

@@ -23,11 +23,10 @@ MAKERS = {
         {"num_directions": 2, "period": 3, "anchor_steps": 1},
     ),
     "coordinate_wise": (zo.contrib.coordinate_wise, {"num_directions": 3}),
-    "all_coordinates": (zo.contrib.coordinate_wise, {}),
     "prior_guided": (zo.contrib.prior_guided, {"num_directions": 2, "decay": 0.5}),
-    "prior_guided(cosine)": (
+    "prior_guided(prior)": (
         zo.contrib.prior_guided,
-        {"num_directions": 2, "prior": lambda x: moved(x, 1.0), "mix": "cosine"},
+        {"num_directions": 2, "prior": lambda x: moved(x, 1.0)},
     ),
     "query_reuse": (zo.contrib.query_reuse, {"num_directions": 2, "memory_size": 3}),
     "linear_interpolation": (
@@ -38,15 +37,6 @@ MAKERS = {
         zo.contrib.gaussian_process,
         {"num_directions": 2, "memory_size": 8},
     ),
-    "random_features": (
-        zo.contrib.gaussian_process,
-        {
-            "num_directions": 1,
-            "memory_size": 8,
-            "kernel": "squared_exponential",
-            "num_features": 64,
-        },
-    ),
     "majority_vote": (zo.contrib.majority_vote, {"num_directions": 3}),
     "normalized_batch": (zo.contrib.normalized_batch, {"num_directions": 3}),
     "hessian_informed": (zo.contrib.hessian_informed, {}),
@@ -54,7 +44,7 @@ MAKERS = {
     "momentum_perturbation": (zo.contrib.momentum_perturbation, {}),
 }
 HASHED = Hashed()
-WITHOUT_DISTRIBUTION = {"spsa", "coordinate_wise", "all_coordinates", "lazy_low_rank"}
+WITHOUT_DISTRIBUTION = {"spsa", "coordinate_wise", "lazy_low_rank"}
 
 
 def make(name, distribution=HASHED, **kwargs):
@@ -70,7 +60,6 @@ EXACT_SLOPES = set(MAKERS) - {
     "residual_feedback",
     "majority_vote",
     "gaussian_process",
-    "random_features",
 }
 
 

@@ -1,8 +1,7 @@
-"""Short runs of three parameters, and the marks of tests of them."""
+"""Short runs of three parameters."""
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import radazo_jax as zo
 
@@ -27,8 +26,3 @@ def run(fun=square, start=START, num_steps=3, method=METHOD, **options):
 def traced(fun=traced_square, start=START, num_steps=3, method=METHOD, **options):
     options = {"num_steps": num_steps, "key": 0, "progress": False, **options}
     return zo.minimize(fun, start, *method, **options)
-
-
-def fails(error, reason):
-    """Marks a test that must fail in this way until the reason is gone."""
-    return pytest.mark.xfail(strict=True, raises=error, reason=reason)

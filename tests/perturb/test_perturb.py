@@ -1,48 +1,13 @@
 """`perturb(fun)` against its definition by `tree_map`."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import radazo_jax as zo
 from tests.helpers.compare import sample
-from tests.helpers.tables import DISTRIBUTIONS, FAST, KINDS, every, jit
 
-PARAMS = {
-    "w": jnp.linspace(-1.0, 1.0, 12).reshape(3, 4),
-    "b": jnp.ones(4),
-    "s": jnp.ones(()),
-}
-
-
-def loss(params, x, *, power=2):
-    hidden = jnp.tanh(x @ params["w"] + jnp.expand_dims(params["b"], 0))
-    return params["s"] * jnp.sum(hidden**power)
-
-
-def by_definition(distribution, params, direction, scale, *args, **kwargs):
-    u = distribution.materialize(direction, params)
-    moved = jax.tree.map(lambda p, v: p + scale * v, params, u)
-    return loss(moved, *args, **kwargs)
-
-
-@pytest.mark.parametrize("distribution", every(KINDS, *FAST))
-def test_is_the_function_at_the_perturbed_point(distribution):
-    distribution = DISTRIBUTIONS[distribution]
-    x = jnp.ones((5, 3))
-    direction = sample(distribution, PARAMS)
-    eager = zo.perturb(loss)
-    compiled = jit(eager, static_argnames="power")
-    definition = jit(
-        functools.partial(by_definition, distribution), static_argnames="power"
-    )
-    for fun, scale in ((eager, 0.5), (compiled, 0.5), (compiled, jnp.float32(-0.1))):
-        expected = definition(PARAMS, direction, jnp.float32(scale), x, power=4)
-        got = fun(PARAMS, direction, scale, x, power=4)
-        np.testing.assert_allclose(got, expected, rtol=1e-5)
+PARAMS = {"w": jnp.ones((3, 4)), "s": jnp.ones(())}
 
 
 def test_narrow_parameters_are_rounded_once():
@@ -59,7 +24,11 @@ def test_narrow_parameters_are_rounded_once():
 
 
 def test_keeps_name_and_documentation():
-    assert zo.perturb(loss).__name__ == "loss"
+    def loss(params):
+        """A loss."""
+
+    found = zo.perturb(loss)
+    assert (found.__name__, found.__doc__) == ("loss", "A loss.")
 
 
 def test_any_output_and_no_parameters_at_all():

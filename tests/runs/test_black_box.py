@@ -26,6 +26,7 @@ from tests.helpers.black_boxes import (
     traced,
 )
 from tests.helpers.compare import Hashed
+from tests.helpers.tables import every
 
 
 def test_is_the_run_of_minimize():
@@ -273,7 +274,7 @@ def test_float64_of_black_boxes_is_kept(name):
     assert params.dtype == np.float64
 
 
-@pytest.mark.parametrize("name", calls_with(None))
+@pytest.mark.parametrize("name", every(calls_with(None), "minimize", "black box"))
 def test_other_dtypes_are_not_noted(name):
     """Warnings are errors here. A Python number is no float64."""
     calls_with(np.zeros(3, np.float32))[name]()

@@ -18,15 +18,13 @@ def first_value(loss, **options):
 
 
 class Problem:
-    """A loss that reads an attribute, as a method and as a callable object."""
+    """A loss that reads an attribute."""
 
     def __init__(self, factor=1.0):
         self.factor = factor
 
     def loss(self, p):
         return self.factor * jnp.sum(p**2)
-
-    __call__ = loss
 
     def on_the_host(self, p):
         """The factor is a constant of the callback, which does not read it again."""
@@ -77,45 +75,21 @@ def by_array(monkeypatch):
     return loss, lambda: np.negative(factors, out=factors)
 
 
-of_each_kind = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "kind",
     [
         pytest.param(by_object(lambda problem: problem.loss), id="method"),
         pytest.param(by_object(lambda problem: problem.on_the_host), id="callback"),
         pytest.param(by_array, id="array"),
-        slow(by_object(lambda problem: problem), id="object"),
-        slow(by_object(lambda x: lambda p: x.loss(p)), id="attribute"),
         slow(by_global, id="global"),
         slow(by_closure, id="closure"),
     ],
 )
-
-
-@of_each_kind
 def test_the_same_function_is_used_as_it_is_now(kind, monkeypatch):
     loss, change = kind(monkeypatch)
     assert first_value(loss) == 3
     change()
     assert first_value(loss) == -3
-
-
-@pytest.mark.slow
-@of_each_kind
-def test_another_function_is_used_as_it_is_now(kind, monkeypatch):
-    """The changes of these tests change the loss."""
-    loss, change = kind(monkeypatch)
-    assert first_value(loss) == 3
-    change()
-    assert first_value(lambda p: loss(p)) == -3
-
-
-@pytest.mark.slow
-def test_a_journaled_run_uses_its_function_as_it_is_now(tmp_path):
-    """Its steps are other programs."""
-    problem = Problem()
-    assert first_value(problem.loss, journal=tmp_path / "first") == 3
-    problem.factor = -1.0
-    assert first_value(problem.loss, journal=tmp_path / "second") == -3
 
 
 @pytest.mark.slow
@@ -132,13 +106,6 @@ def test_sample_is_used_as_it_is_now():
     assert first_value(loss, sample=sample) == -3
 
 
-def test_callbacks_with_different_captures_share_no_program():
-    """Their traced programs look the same."""
-    assert first_value(lambda p: Problem(1.0).on_the_host(p)) == 3
-    assert first_value(lambda p: Problem(-1.0).on_the_host(p)) == -3
-
-
-@pytest.mark.slow
 def test_value_and_grad_uses_its_function_as_it_is_now():
     problem = Problem()
     function = zo.value_and_grad(problem.loss, METHOD[1])

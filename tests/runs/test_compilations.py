@@ -5,15 +5,12 @@ import logging
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import radazo_jax as zo
 from tests.helpers.short_runs import METHOD, run, traced
 from tests.helpers.tables import slow
-
-
-def equal_method():
-    return zo.radazo(1e-2), zo.forward_difference(zo.rademacher(), num_directions=2)
 
 
 @contextlib.contextmanager
@@ -28,14 +25,22 @@ def compilations(caplog):
 
 
 @pytest.mark.parametrize("call", [traced, slow(run)])
-@pytest.mark.parametrize("place", [slow(0), 1], ids=["optimizer", "estimator"])
-def test_an_equal_new_part_of_a_method_compiles_nothing(call, place, caplog):
-    method = list(equal_method())
-    call(method=method)
-    method[place] = equal_method()[place]
+def test_equal_new_arguments_compile_nothing(call, caplog):
+    """The function, if it is traced, the optimizer, and the estimator."""
+
+    def again(rate=1e-2):
+        fun = {"fun": lambda p: jnp.sum(jnp.cos(p))} if call is traced else {}
+        estimator = zo.forward_difference(zo.rademacher(), num_directions=2)
+        return call(method=(zo.radazo(rate), estimator), **fun)
+
+    first = again()
     with compilations(caplog) as found:
-        call(method=method)
+        second = again()
     assert not found
+    np.testing.assert_array_equal(first.params, second.params)
+    with compilations(caplog) as found:
+        again(rate=2e-2)
+    assert found
 
 
 def test_another_learning_rate_on_minibatches_compiles_nothing(caplog):
@@ -54,26 +59,6 @@ def test_another_learning_rate_on_minibatches_compiles_nothing(caplog):
     with compilations(caplog) as found:
         assert untuned(30.0, 8) > 2 * first
     assert not found
-
-
-@pytest.mark.slow
-def test_an_equal_new_function_compiles_nothing(caplog):
-    traced(lambda p: jnp.sum(jnp.cos(p)))
-    with compilations(caplog) as found:
-        traced(lambda p: jnp.sum(jnp.cos(p)))
-    assert not found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("call", [traced, run])
-def test_the_same_method_compiles_nothing(call, caplog):
-    call()
-    with compilations(caplog) as found:
-        call()
-    assert not found
-    with compilations(caplog) as found:
-        call(method=(zo.radazo(2e-2), METHOD[1]))
-    assert found
 
 
 @pytest.mark.parametrize("jit", [lambda x: x, slow(jax.jit)], ids=["plain", "jit"])

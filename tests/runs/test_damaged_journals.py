@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers.black_boxes import ESTIMATOR, OPTIMIZER, START
 
-START = np.zeros(6, np.float32)
-OPTIMIZER = zo.radazo(3e-2)
-ESTIMATOR = zo.forward_difference(num_directions=3, smoothing=0.5)
 DEEP = b"[" * 10**5 + b"]" * 10**5
 
 
@@ -115,23 +113,21 @@ def test_runs_that_cannot_be_are_refused(change, journal, tmp_path):
     refused(replay, tmp_path, match=match)
 
 
+TEXTS = b"the only copy", PICKLE, b"theta = 3\nsteps = 9\n", b'{"step":0}\n', b"\0\n"
+
+
 @pytest.mark.parametrize(
-    ("before", "match"),
-    [
-        (b"", "must be a file that a run wrote"),
-        (None, "it is not what a run writes"),
-    ],
-    ids=["alone", "after a run"],
+    ("after_a_run", "content"),
+    [*((False, text) for text in TEXTS), *((True, text) for text in TEXTS[:2])],
 )
-@pytest.mark.parametrize("content", [b"the only copy", PICKLE], ids=["text", "pickle"])
-def test_what_is_no_journal_is_not_overwritten(
-    before, match, content, journal, tmp_path
-):
+def test_what_is_no_journal_is_not_overwritten(after_a_run, content, journal, tmp_path):
     """A line without an end was cut off, whatever it was."""
     path = tmp_path / "run.jsonl"
-    before = journal.read_bytes() if before is None else before
+    before = journal.read_bytes() if after_a_run else b""
+    match = "is not what a run writes" if after_a_run else "must be a file that a run"
     path.write_bytes(before + content)
-    refused(write_journal, tmp_path, match=match)
+    for read in (write_journal, lambda _: zo.runs.History.from_journal(path)):
+        refused(read, tmp_path, match=match)
     assert path.read_bytes() == before + content
 
 

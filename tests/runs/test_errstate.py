@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers.compare import Hashed
+from tests.helpers.tables import slow
 
-METHOD = (zo.zo_sgd(1e-2), zo.forward_difference(num_directions=3))
+METHOD = (zo.zo_sgd(1e-2), zo.forward_difference(Hashed(), num_directions=3))
 START = np.ones(3, np.float32)
 # Below and above what float32 can hold, and its subnormal numbers.
-FACTORS = pytest.mark.parametrize("factor", [1e-300, 1e-44, 1e39])
+FACTORS = 1e-300, 1e-44, 1e39
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +20,13 @@ def raising():
         yield
 
 
-@FACTORS
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("factor", "dtype"),
+    [
+        *((factor, np.float32) for factor in FACTORS),
+        *(slow(factor, np.float64) for factor in FACTORS),
+    ],
+)
 def test_a_black_box_runs(tmp_path, factor, dtype):
     def fun(x):
         return float(np.sum(np.asarray(x, np.float64) ** 2)) * factor
@@ -48,7 +55,7 @@ def test_a_black_box_runs(tmp_path, factor, dtype):
     assert len(zo.runs.History.from_journal(tmp_path / "run.jsonl").value) == 6
 
 
-@FACTORS
+@pytest.mark.parametrize("factor", FACTORS)
 def test_ask_and_tell_run(factor):
     run = zo.ask_tell(START, *METHOD)
     for _ in range(3):
@@ -65,7 +72,7 @@ def test_a_function_still_raises_its_own_errors():
         zo.minimize_black_box(fun, START, *METHOD, num_steps=3, progress=False)
 
 
-@pytest.mark.parametrize("factor", [1e-44, 1e-38])
+@pytest.mark.parametrize("factor", [1e-44, slow(1e-38)])
 def test_a_compiled_run_and_its_measurements(factor):
     def fun(x):
         return jnp.float32(factor) * jnp.sum(x**2)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers.tables import slow
 
 KEY = jax.random.key(0)
 PARAMS = {"a": jnp.full((5, 3), 2.0), "b": jnp.full(4, -1.0)}
@@ -31,7 +32,7 @@ def flatness(loss, curvature=3.0):
     return np.sqrt(2 * 0.1 * loss / (curvature * SIZE))
 
 
-@pytest.mark.parametrize("distribution", [zo.sphere(), zo.rademacher()], ids=repr)
+@pytest.mark.parametrize("distribution", [slow(zo.sphere()), zo.rademacher()], ids=repr)
 def test_the_flatness_of_a_quadratic_function(distribution):
     found = find(quadratic, PARAMS, 100, distribution=distribution)
     loss = float(quadratic(PARAMS))
@@ -69,6 +70,7 @@ def test_a_rise_that_is_hidden_at_the_size_of_the_parameters():
     assert found.num_evaluations == 33
 
 
+@pytest.mark.slow
 def test_the_smoothing_is_measured_unless_it_is_named():
     alone = zo.find_smoothing(quadratic, PARAMS)
     assert find(quadratic, PARAMS, 100).smoothing == 0.1

@@ -12,7 +12,6 @@ import pytest
 import radazo_jax as zo
 from radazo_jax._src.runs import rates
 from tests.helpers.compare import Hashed
-from tests.helpers.tables import slow
 
 START = jnp.linspace(-1.0, 1.0, 24)
 # Twelve steps of about 0.1 at another rounding of the rate, which 1/μ = 200 amplifies.
@@ -117,12 +116,9 @@ def test_a_journal_keeps_the_rate(whole, tmp_path):
     np.testing.assert_array_equal(again.params, whole.params)
     assert again.learning_rate == first.learning_rate == whole.learning_rate
     assert again.num_evaluations == whole.num_evaluations
-    found = again.learning_rate
-    optimizer = zo.radazo(found.schedule, bias_correction=True)
-    method = optimizer, measured_estimator()
-    options = {"fun": loss, "sample": sample, "exact": False}
-    state = zo.replay(path, START, *method, **options)
-    np.testing.assert_allclose(state.params, again.params, atol=ROUNDED)
+    options = {"estimator": ESTIMATOR, "fun": loss, "sample": sample}
+    state = zo.replay(path, START, **options)
+    chex.assert_trees_all_equal(state, whole.state)
 
 
 def test_the_rate_of_a_journal_is_not_measured_again(tmp_path, monkeypatch):
@@ -135,6 +131,7 @@ def test_the_rate_of_a_journal_is_not_measured_again(tmp_path, monkeypatch):
         run(journal=path, optimizer=zo.radazo(1e-3), estimator=estimator)
 
 
+@pytest.mark.slow
 def test_the_probe_stays_within_bounds():
     def fun(x, noise):
         return jnp.where(jnp.all(abs(x) <= 1.5), loss(x, noise), jnp.nan)
@@ -170,11 +167,6 @@ def test_large_trees_replay_their_moments(monkeypatch):
         ({"num_steps": 1}, "num_steps must be ≥ 2; got 1. Or name an optimizer"),
         ({"max_evaluations": 20}, "max_evaluations must be ≥"),
         ({"fun": lambda x, n: 0 * jnp.sum(x)}, "must be positive at params"),
-        slow({"fun": lambda x, n: -1 - jnp.sum(x**2)}, "must be positive at params"),
-        ({"fun": lambda x, n: jnp.nan * jnp.sum(x)}, "must be finite at params"),
-        ({"fun": lambda x, n: 1 + 0 * jnp.sum(x)}, "rose by 0 times rise"),
-        slow({"fun": lambda x, n: 1e3 - jnp.sum(x**2)}, "rose by -"),
-        slow({"start": jnp.zeros(24), "fun": lambda x, n: 1 + 0 * x[0]}, "rose by 0"),
     ],
 )
 def test_what_has_no_rate_is_named_in_one_line(options, message):

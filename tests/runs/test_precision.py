@@ -42,12 +42,6 @@ def test_results_and_states_are_numpy_arrays(dtype):
     assert {x.dtype for x in floats} == {np.dtype(dtype)}
 
 
-def test_results_are_computed_with_in_their_precision():
-    params = run(distance, START).params
-    exact = np.array([float(x) for x in params]) - 1 / 3
-    np.testing.assert_array_equal(params - 1 / 3, exact)
-
-
 def test_a_state_of_another_precision_is_refused():
     state = run(distance, START.astype(np.float32)).state
     with pytest.raises((TypeError, ValueError), match=r"float64.*float32|float32.*64"):
@@ -55,15 +49,7 @@ def test_a_state_of_another_precision_is_refused():
 
 
 @pytest.mark.parametrize(
-    "start",
-    [
-        slow(JULIAN_DATE),
-        slow({"t0": JULIAN_DATE}),
-        slow([JULIAN_DATE, 0.1]),
-        {"t0": [JULIAN_DATE, 0.1]},
-        slow(np.array([JULIAN_DATE, 0.1])),
-    ],
-    ids=str,
+    "start", [slow(JULIAN_DATE), {"t0": [JULIAN_DATE, 0.1]}], ids=str
 )
 def test_python_floats_are_float64_for_a_python_function(start):
     seen = []

@@ -66,6 +66,7 @@ def run(fun, **options):
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_rises_is_told_the_measured_rate_and_smoothing():
     found = zo.find_learning_rate(jittery, jnp.ones(16), 400, sample=sample)
     text = (

@@ -36,7 +36,7 @@ def warned(run, *args, **kwargs):
 
 
 RUNS = pytest.mark.parametrize(
-    ("run", "fun"), [(zo.minimize_black_box, steps), (zo.minimize, traced)]
+    ("run", "fun"), [slow(zo.minimize_black_box, steps), (zo.minimize, traced)]
 )
 
 
@@ -103,20 +103,3 @@ def test_values_without_a_pattern_are_not_warned_about(run, fun):
             num_steps=30,
             progress=False,
         )
-
-
-def test_workers_that_stand_still_are_warned_about():
-    distributed = pytest.importorskip("distributed")
-    with (
-        distributed.LocalCluster(
-            n_workers=1,
-            threads_per_worker=1,
-            processes=False,
-            dashboard_address="127.0.0.1:0",
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        _, texts = warned(
-            zo.distribute, lambda: traced, START, *METHOD, client=client, num_steps=12
-        )
-    assert len(texts) == 1

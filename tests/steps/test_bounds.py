@@ -1,5 +1,7 @@
 """Bounds: what is read as a box, and what would be read as another one."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import scipy.optimize
 
 import radazo_jax as zo
 from radazo_jax._src.steps import box
+from tests.helpers.tables import slow
 
 _PAIRS = [(0, 5), (6, 10)]
 _LOWER, _UPPER = np.transpose(_PAIRS).astype(np.float32)
@@ -47,10 +50,10 @@ def _solved(bounds):
     return state
 
 
-RUNS = pytest.mark.parametrize("run", [_minimized, _black_box, _told, _solved])
+_RUNS = [_minimized, _solved, _told, _black_box]
 
 
-@RUNS
+@pytest.mark.parametrize("run", _RUNS)
 def test_a_tuple_of_tuples_is_read_neither_as_pairs_nor_as_vectors(run):
     with pytest.raises(ValueError, match="a tuple that is not read as pairs") as error:
         run(tuple(_PAIRS))
@@ -113,37 +116,28 @@ def test_other_bounds_are_refused_in_one_line(bounds, message):
     assert "\n" not in text and "_Pairs" not in text and "_Elements" not in text
 
 
-@RUNS
+_BOUNDS = [
+    _PAIRS,
+    np.array(_PAIRS),
+    jnp.array(_PAIRS),
+    tuple(np.transpose(_PAIRS)),
+    (_LOWER, _UPPER),
+    (jnp.array(_LOWER), jnp.array(_UPPER)),
+    ([0, 6], [5, 10]),
+    scipy.optimize.Bounds([0, 6], [5, 10]),
+    scipy.optimize.Bounds(lb=[0, 6], ub=np.array([5.0, 10.0]), keep_feasible=True),
+]
+
+
 @pytest.mark.parametrize(
-    "bounds",
-    [
-        _PAIRS,
-        np.array(_PAIRS),
-        jnp.array(_PAIRS),
-        tuple(np.transpose(_PAIRS)),
-        (_LOWER, _UPPER),
-        (jnp.array(_LOWER), jnp.array(_UPPER)),
-        ([0, 6], [5, 10]),
-        scipy.optimize.Bounds([0, 6], [5, 10]),
-        scipy.optimize.Bounds(lb=[0, 6], ub=np.array([5.0, 10.0]), keep_feasible=True),
-    ],
-    ids=[
-        "pairs",
-        "array of pairs",
-        "JAX's",
-        "transposed",
-        "NumPy",
-        "JAX",
-        "lists",
-        "SciPy",
-        "SciPy's options",
-    ],
+    ("run", "bounds"), list(zip(itertools.cycle(_RUNS), _BOUNDS, strict=False))
 )
 def test_runs_end_at_the_corner_of_the_box(run, bounds):
+    """All runs read bounds by one function."""
     np.testing.assert_array_equal(run(bounds).params, [5, 6])
 
 
-@pytest.mark.parametrize("bounds", [(0, 8), (0.0, 8.0), scipy.optimize.Bounds(0, 8)])
+@pytest.mark.parametrize("bounds", [(0, 8), slow(scipy.optimize.Bounds(0, 8))])
 def test_numbers_bound_every_parameter_of_a_tree(bounds):
     def fun(p):
         return jnp.sum((p["a"] - 9) ** 2) + (p["b"] + 1) ** 2

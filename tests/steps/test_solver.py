@@ -167,7 +167,7 @@ def test_the_state_can_be_donated(name):
     assert not any(x.is_deleted() for x in [key, *jax.tree.leaves(params)])
 
 
-@pytest.mark.parametrize("evaluator", [zo.vectorized(), zo.sharded("k")])
+@pytest.mark.parametrize("evaluator", [slow(zo.vectorized()), zo.sharded("k")])
 def test_on_sharded_parameters(evaluator):
     specs = {"w": jax.P(None, "model"), "b": jax.P("model")}
     params = PARAMS | {"w": jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)}

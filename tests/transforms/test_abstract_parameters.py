@@ -21,7 +21,6 @@ OPTIMIZERS = {
     "radazo": zo.radazo(1e-2),
     "radazo, replayed": zo.radazo(1e-2, moments="replayed"),
     "zo_adamm": zo.zo_adamm(1e-2, amsgrad=True),
-    "zo_adamm, replayed": zo.zo_adamm(1e-2, moments="replayed"),
     "zo_rmsprop": zo.zo_rmsprop(1e-2),
     "zo_sgd": zo.zo_sgd(1e-2, momentum=0.9),
     "zo_signsgd": zo.zo_signsgd(1e-2),

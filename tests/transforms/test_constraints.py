@@ -99,7 +99,7 @@ def test_psgd_finds_the_minimum_within_a_ball():
         lambda x: jnp.sum((x - center) ** 2),
         jnp.zeros(2),
         optimizer,
-        zo.contrib.coordinate_wise(),
+        zo.central_difference(zo.coordinate(replace=False), 2),
         num_steps=300,
         progress=False,
     )

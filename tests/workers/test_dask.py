@@ -15,6 +15,7 @@ import pytest
 import radazo_jax as zo
 from tests.helpers import dask_runs, fleets
 from tests.helpers.fleets import assert_same, reference
+from tests.helpers.subprocesses import output_of
 
 distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts of Linux")
@@ -98,24 +99,6 @@ def per_step(counted, workers):
     return {x: np.diff(found, axis=0)[1:] for x, found in counts.items()}
 
 
-@pytest.mark.slow
-def test_messages_do_not_depend_on_the_dimension():
-    """They have a few hundred bytes, and the parameters 40 million."""
-    counted = []
-    with cluster(1) as client:
-        result = zo.distribute(
-            **dask_runs.make_square(10**7),
-            client=client,
-            num_steps=6,
-            callback=lambda report: counted.append(traffic(client)),
-            progress=False,
-        )
-    (steps,) = per_step(counted, result.workers).values()
-    # 16 values, the numbers of 16 points and a checksum; and 16 values and 5 numbers of
-    # the step. The rest are headers, of pickles and of Dask.
-    assert (steps <= 16 * (4 + 4) + 4 + 600).all()
-
-
 def certificates(folder):
     """A certificate that is its own authority, and its key."""
     if shutil.which("openssl") is None:
@@ -169,3 +152,33 @@ def test_errors_on_workers_are_those_of_the_call(tmp_path):
             zo.distribute(**run | {"make_fun": dask_runs.differs}, client=client)
     # Steps may have been taken before the second worker was ready.
     assert run["journal"].exists() and zo.runs.History.from_journal(run["journal"])
+
+
+HANGING_THREAD = """
+import time
+import distributed
+import numpy as np
+import radazo_jax as zo
+
+def make_fun():
+    while True:
+        time.sleep(60)
+
+cluster = distributed.LocalCluster(
+    n_workers=1, processes=False, dashboard_address=None, silence_logs=100
+)
+client = distributed.Client(cluster)
+try:
+    zo.distribute(
+        make_fun, np.ones(3, np.float32), zo.zo_sgd(1e-2), zo.forward_difference(),
+        client=client, timeout=1, progress=False,
+    )
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_the_interpreter_exits_though_a_worker_thread_hangs():
+    output = output_of(HANGING_THREAD, timeout=180)
+    assert "it has not built the run in 1 s" in output

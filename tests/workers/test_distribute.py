@@ -225,6 +225,18 @@ def test_of_two_workers_that_evaluate_different_functions_both_are_named():
     assert len(error.value.result.values) == 3
 
 
+def test_worker_that_joins_with_another_function_is_left_out():
+    here, factors = Here(("a",)), [1.0, 2.0]
+
+    def make_fun():
+        factor = jnp.float32(factors.pop(0))
+        return lambda params: factor * fleets.loss(params)
+
+    here.before = lambda address, request: asyncio.sleep(0.05)
+    with pytest.warns(UserWarning, match="worker b is left out: make_fun must build"):
+        run(here, 60, make_fun=make_fun, callback=lambda report: here.alive.add("b"))
+
+
 @pytest.mark.slow
 def test_members_are_repeated_in_few_steps():
     here = Here("ab")
@@ -288,6 +300,24 @@ def test_members_are_shared_out_in_whole_batches():
     here.before = before
     run(here, 6, estimator=zo.forward_difference(Hashed(), 7), batch_size=4)
     assert given.count(4) > 6 and all(size % 4 == 0 for size in given)
+
+
+def test_a_step_has_more_points_than_16_bits_number():
+    estimator = zo.forward_difference(Hashed(), 2**16 + 4)
+    result = run(Here(("a",)), 1, estimator=estimator, batch_size=2**14)
+    expected = zo.minimize(
+        *(fleets.loss, fleets.PARAMS, fleets.OPTIMIZER, estimator),
+        num_steps=1,
+        key=0,
+        progress=False,
+    )
+    assert result.num_evaluations == 2**16 + 5 and not np.any(result.history.failed)
+    chex.assert_trees_all_close(result.params, expected.params, rtol=1e-5)
+
+
+def test_workers_that_stand_still_are_warned_about():
+    with pytest.warns(UserWarning, match="at all points of the first 10 steps"):
+        run(Here(("a",)), 12, make_fun=lambda: lambda p: 0 * fleets.loss(p))
 
 
 def test_values_that_fail_are_dropped_as_by_minimize():

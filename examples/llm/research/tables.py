@@ -95,12 +95,16 @@ def sources(page: Path) -> str:
 
 
 def described(content: dict[str, Any]) -> str:
-    """The record's command, date, versions, device and time, for a page."""
+    """The record's command, date, versions, device and time, for a page.
+
+    A record of an earlier program names the revision.
+    """
     versions = ", ".join(f"{name} {v}" for name, v in content["versions"].items())
+    revision = f", revision {content['revision']}" if "revision" in content else ""
     cores = f", {content['cpu_count']} cores" if "cpu_count" in content else ""
     minutes = f"; {content['seconds'] / 60:.1f} minutes" if "seconds" in content else ""
     return (
-        f"`{content['command']}`, {content['date']}; {versions}; "
+        f"`{content['command']}`, {content['date']}{revision}; {versions}; "
         f"{content['device']}{cores}{minutes}"
     )
 

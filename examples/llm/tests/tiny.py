@@ -7,6 +7,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from radazo_llm.command import radazo_llm
@@ -133,3 +134,13 @@ def command(*arguments):
     except SystemExit as end:
         if end.code:
             raise
+
+
+def refused(capsys, *arguments, status=2):
+    """The one line in which the command ends."""
+    with pytest.raises(SystemExit) as error:
+        command(*arguments)
+    assert error.value.code == status
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 or status == 1, lines  # Before, there may be a bar.
+    return lines[-1]

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import click
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import optax
 from jax import lax
 from tabulate import tabulate
@@ -31,14 +30,13 @@ from tabulate import tabulate
 import radazo_jax as zo
 from benchmarks.timing import (
     Step,
-    bars,
     evosax,
     medians,
     naive,
     ours,
     scanned,
 )
-from common import figures, options
+from common import options
 from common.distributions import DISTRIBUTIONS
 from common.record import record, write
 
@@ -185,11 +183,6 @@ def measure(name: str, repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def plot(content: dict[str, Any]) -> plt.Figure:
-    named = {f"{row['work']}, {row['distribution']}": row for row in content["rows"]}
-    return bars(named, ("step/floor", "naive/step", "evosax/step"))
-
-
 @options.command(__doc__)
 @options.output
 @click.option("--repeats", type=options.COUNT, default=7)
@@ -197,9 +190,7 @@ def main(output: Path | None, repeats: int) -> None:
     rows = [row for name in WORKS for row in measure(name, repeats)]
     print(tabulate(rows, headers="keys", floatfmt=".2f"))
     if output:
-        content = record(rows)
-        write(output, content)
-        figures.save(plot(content), output.with_suffix(".png"))
+        write(output, record(rows))
 
 
 if __name__ == "__main__":

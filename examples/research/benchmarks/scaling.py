@@ -10,7 +10,6 @@ environment of its own.
     python -m benchmarks.scaling --platform tpu --output tpu.json
 
 ``--output`` is written after every program, and ``--resume`` continues a stopped run.
-``--plot`` draws the rows.
 """
 
 import functools
@@ -22,7 +21,6 @@ from typing import Any, NamedTuple
 import click
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 from jax import lax
 from jax.experimental import mesh_utils
@@ -40,7 +38,7 @@ from benchmarks.programs import (
     tpu_topology,
     without_tpu,
 )
-from common import figures, options
+from common import options
 from common.distributions import DISTRIBUTIONS
 from common.record import collect
 
@@ -263,54 +261,11 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-def plot(content: dict[str, Any]) -> plt.Figure:
-    """Bytes sent and operations a chip, against the number of chips."""
-    rows = content["rows"]
-    figure, [axes] = figures.panels(1, 3, (13, 3.8))
-
-    def draw(panel: int, of: str, label: str, found: list[Any], **style: Any) -> None:
-        chips, values = [r["chips"] for r in found], [r[of] for r in found]
-        axes[panel].plot(chips, values, label=label, **style)
-
-    low_rank = [
-        r for r in rows if r["kind"] == "weak" and r["distribution"] == "low_rank"
-    ]
-    spread = [r for r in low_rank if r["evaluations_spread"]]
-    draw(0, "sent_bytes", "perturbations, K + 1 = chips", spread, marker="o")
-    data = [r for r in low_rank if r["mesh"] == f"1x{r['chips']}x1"]
-    draw(0, "sent_bytes", "minibatch, K + 1 = 8", data, marker="o")
-    gradient = [r for r in rows if r["kind"] == "gradient" and r["replicated"]]
-    draw(0, "sent_bytes", "backpropagation, minibatch", gradient, marker="o")
-    for distribution, marker in zip(MEASURED, "osx^", strict=True):
-        found = [
-            r
-            for r in rows
-            if r["kind"] == "strong" and r["distribution"] == distribution
-        ]
-        draw(1, "evaluation_flops", distribution, found, marker=marker, alpha=0.7)
-        draw(2, "elementwise", distribution, found, marker=marker)
-    labels = (
-        "bytes received a step and chip",
-        "flops of products a chip (evaluations)",
-        "other operations a chip (draws, update)",
-    )
-    ticks = sorted({row["chips"] for row in rows})
-    for panel, label in zip(axes, labels, strict=True):
-        panel.set(xscale="log", yscale="log", xlabel="chips", ylabel=label)
-        panel.set_xticks(ticks, map(str, ticks))
-        panel.minorticks_off()
-        panel.legend(fontsize="small")
-    return figure
-
-
 @options.command(__doc__)
 @click.option("--platform", type=click.Choice(["cpu", "gpu", "tpu"]), default="cpu")
 @options.output
 @options.resume
-@options.plot
-def main(
-    platform: str, output: Path | None, resume: bool, picture: Path | None
-) -> None:
+def main(platform: str, output: Path | None, resume: bool) -> None:
     without_tpu()
     jax.config.update("jax_num_cpu_devices", 8)
     programs = [
@@ -321,8 +276,6 @@ def main(
     target = f"compiled for {kind}"
     rows = collect(output, resume, programs, derived, device=target)
     print(tabulate(rows, headers="keys"))
-    if picture:
-        figures.save(plot({"rows": rows}), picture)
 
 
 if __name__ == "__main__":

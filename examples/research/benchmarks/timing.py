@@ -4,19 +4,16 @@ import functools
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
-import numpy as np
 import optax
 from jax import lax
 
 import radazo_jax as zo
 from benchmarks.programs import step_of
-from common import figures
 
 Loss = Callable[[Any], jax.Array]
 Step = Callable[[Any, jax.Array], Any]  # (carry, number) -> carry
@@ -132,19 +129,3 @@ def scanned(step: Step, carry: Any, num_steps: int) -> Callable[[], Any]:
         return lax.scan(lambda c, i: (step(c, i), None), carry, numbers)[0]
 
     return functools.partial(run, carry)
-
-
-def bars(rows: Mapping[str, Mapping[str, Any]], columns: Sequence[str]) -> plt.Figure:
-    """Ratios as bars on a logarithmic scale, a group of them for each row."""
-    height = 0.8 / len(columns)
-    figure, [[axes]] = figures.panels(1, 1, (8, 1 + 0.3 * len(rows)))
-    for i, column in enumerate(columns):
-        places = np.arange(len(rows)) + i * height
-        lengths = [row.get(column, np.nan) for row in rows.values()]
-        axes.barh(places, lengths, height, label=column, color=f"C{i}", left=0)
-    axes.axvline(1, color="black", lw=0.8)
-    axes.set(xscale="log", xlabel="ratio, logarithmic scale")
-    axes.set_yticks(np.arange(len(rows)) + 0.4 - height / 2, list(rows))
-    axes.invert_yaxis()
-    axes.legend()
-    return figure

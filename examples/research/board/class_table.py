@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from board import class_everyday as everyday
 from board import class_problems as smooth
 from board import class_rough as rough
 from board.class_problems import Family, Function, polished
@@ -183,16 +184,27 @@ _FREE = {
     "diabetes": Problems(smooth.diabetes),
     "cluster": Problems(smooth.cluster, (10, 20)),
 }
+_EVERYDAY = {
+    "decays": Problems(everyday.decays, (2, 4, 6)),
+    "doses": Problems(everyday.doses, (3,)),
+    "counts": Problems(everyday.counts, (3, 6, 10)),
+    "process": Problems(everyday.process, (4, 5, 6)),
+    "portfolio": Problems(everyday.portfolio, (3, 5, 8)),
+    "outliers": Problems(everyday.outliers, (3, 5, 10)),
+    "penalty": Problems(everyday.penalty, (3, 5, 8)),
+    "control": Problems(everyday.control, (4, 6, 10)),
+}
 # Their minima are nowhere near a singularity, so that they can be scaled and cut.
 _CHOSEN = ("quadratic", "chain", "trigonometric", "equations", "logistic", "peaks")
 
 
 def _changed(
-    change: Callable[[Family], Family], names: Sequence[str] = _CHOSEN
+    change: Callable[[Family], Family],
+    names: Sequence[str] = _CHOSEN,
+    of: dict[str, Problems] = _FREE,
 ) -> dict[str, Problems]:
     return {
-        name: Problems(change(_FREE[name].family), _FREE[name].dimensions)
-        for name in names
+        name: Problems(change(of[name].family), of[name].dimensions) for name in names
     }
 
 
@@ -214,6 +226,15 @@ CLASSES = {
     "boxes": Class(
         "In boxes, d ≤ 20",
         _changed(boxed, [n for n in _FREE if n not in ("cluster", "diabetes")]),
+    ),
+    "everyday": Class("As people bring them, d ≤ 10", _EVERYDAY),
+    "guessed": Class(
+        "The same in guessed boxes",
+        _changed(everyday.inside, list(_EVERYDAY), _EVERYDAY),
+    ),
+    "jitter": Class(
+        "The same with jitter",
+        _changed(everyday.jittered, list(_EVERYDAY), _EVERYDAY),
     ),
     "middle": Class(
         "d = 30–100",

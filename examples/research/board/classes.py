@@ -2,9 +2,11 @@
 
     python -m board.classes --methods default --seeds 0,1,2 --output x.json --resume
     python -m board.classes --classes free,steps --problems --methods default,cma
+    python -m board.classes --classes everyday,guessed,jitter --runs 50 --output x.json
 
-Constants may be chosen on seeds 0 to 2, and the record has seeds 100 to 102, which are
-other functions: other rotations, data, starts and numbers of parameters d. A row of the
+Constants may be chosen on seeds 0 to 2, and the record has seeds from 100 on, which are
+other functions: other rotations, data, starts and numbers of parameters d. With
+`--runs`, a class has as many of them as give so many runs. A row of the
 record is a method on a problem: the evaluations until 10⁻¹, 10⁻², 10⁻³ and 10⁻⁵ of the
 gap at the start are left, at most 100 (d + 1), or 30 (d + 1) above 200 parameters. With
 noise, it is also the true gap at the point that the method returned. f* is the closed
@@ -14,6 +16,7 @@ The record is written after each row. `--resume` takes its rows, and keeps the o
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,14 +37,23 @@ Row = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
 
 AT = (10, 30, 100)  # Budgets of the tables, in units of d + 1.
 NOISY = tuple(name for name, kind in CLASSES.items() if kind.noise)
+_FIRST = 100  # The first seed of the record.
 _IDENTITY = ("kind", "problem", "seed", "dimension", "method")
 
 
-def measures(
-    kinds: Sequence[str], methods: Sequence[str], seeds: Sequence[int]
-) -> Iterator[Row]:
+def chosen(kinds: Sequence[str], runs: int) -> list[Case]:
+    """As many seeds from 100 on as give each class so many runs."""
+    return [
+        case
+        for kind in kinds
+        for count in [math.ceil(runs / len(CLASSES[kind].problems))]
+        for case in cases([kind], range(_FIRST, _FIRST + count))
+    ]
+
+
+def measures(wanted: Sequence[Case], methods: Sequence[str]) -> Iterator[Row]:
     """The rows of the record: all methods on one problem after another."""
-    for case in cases(kinds, seeds):
+    for case in wanted:
         make = functools.cache(case.make)
         for method in methods:
             if METHODS[method].takes(case.dimension):
@@ -138,7 +150,8 @@ def tables(content: dict[str, Any]) -> list[Table]:
     """Shares of targets by class, their intervals, stuck runs, and gaps with noise."""
     rows = content["rows"]
     exact = [row for row in rows if row["kind"] not in NOISY]
-    groups = {name: CLASSES[name].text for name in CLASSES if name not in NOISY}
+    every = {name: kind.text for name, kind in CLASSES.items()}
+    groups = {name: text for name, text in every.items() if name not in NOISY}
 
     def kind(row: dict[str, Any]) -> str:
         return row["kind"]
@@ -147,13 +160,13 @@ def tables(content: dict[str, Any]) -> list[Table]:
     return [
         _by_method(
             f"By class, {targets} reached within 10 / 30 / 100 (d + 1) evaluations, in "
-            "percent",
-            *(exact, groups, kind, _cell),
+            "percent; with noise, by the true values of the points",
+            *(rows, every, kind, _cell),
         ),
         _by_method(
             "By class, the 95 % intervals (Wilson's) of these shares. A run counts as "
             "one trial, because its targets depend on one another",
-            *(exact, groups, kind, _interval),
+            *(rows, every, kind, _interval),
         ),
         _by_method(
             "By class, the number of runs without a point below the start",
@@ -206,6 +219,7 @@ def by_problem(rows: Sequence[dict[str, Any]]) -> Table:
 @options.listed("--classes", "kinds", of=CLASSES, text="Classes of problems")
 @options.listed("--methods", of=METHODS, text="Methods")
 @options.listed("--seeds", text="Seeds of the problems", default="0,1,2")
+@click.option("--runs", default=0, help="Runs of each class, instead of seeds.")
 @click.option("--problems", is_flag=True, help="Prints a table by problem, too.")
 @options.output
 @options.resume
@@ -213,12 +227,14 @@ def main(
     kinds: Sequence[str],
     methods: Sequence[str],
     seeds: Sequence[str],
+    runs: int,
     problems: bool,
     output: Path | None,
     resume: bool,
 ) -> None:
     about = {"settings": {"targets": TARGETS, "budgets": AT}}
-    wanted = list(measures(kinds, methods, [int(seed) for seed in seeds]))
+    of_seeds = cases(kinds, [int(seed) for seed in seeds])
+    wanted = list(measures(chosen(kinds, runs) if runs else of_seeds, methods))
     keys = {tuple(row.values()) for row, _ in wanted}
     kept = []
     if resume and output is not None and output.exists():

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 COUNT = click.IntRange(min=1)
-POSITIVE = click.FloatRange(min=0, min_open=True)
 
 output = click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="A JSON file."

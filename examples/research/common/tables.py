@@ -5,8 +5,8 @@
 A page marks the place of each table. The path of a record is relative to the page, or
 to the repository. The script replaces the text between a mark and its end.
 
-    <!-- table: benchmarks/step_time.json table=steps | d distribution step/evaluations
-    --> <!-- end -->
+    <!-- table: benchmarks/ask_tell.json table=ask_tell | d ask_tell_ms -->
+    <!-- end -->
 
 stands for the rows of a record that have these values, in these columns.
 ``table: evidence/tuned.json 2`` is table number 2 of the module that made the record

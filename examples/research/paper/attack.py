@@ -1,7 +1,6 @@
 """Iterations to a successful black-box attack (the paper's table of that name).
 
     python -m paper.attack
-    python -m paper.attack --data mnist.npz
 
 The attack makes a convolutional network read the digit y + 1 instead of y (0 after
 9), and changes no pixel by more than 0.2. The loss is the maximum over j ≠ t of
@@ -12,14 +11,12 @@ Two settings. *Mapped*: the variable lies in [0, 10] and is mapped linearly to t
 of the perturbation, as in the public code of the set-up that the paper cites, so that a
 step of η in it moves a pixel by η/25. *Unmapped*: the variable is the perturbation.
 
-The images are scikit-learn's, enlarged to 28×28, or MNIST's, from Keras's file.
+The images are scikit-learn's, enlarged to 28×28.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import click
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -228,14 +225,9 @@ def max_iterations(size: common.Size) -> dict[str, int]:
 
 
 @common.experiment(__doc__, steps=14_000, seeds=5, fast=(40, 2))
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    help="The file mnist.npz, as Keras has it.",
-)
-def main(size: common.Size, data: Path | None) -> None:
-    epochs = 1 if size.fast else 12 if data is None else 2
-    read = network.load(data)
+def main(size: common.Size) -> None:
+    epochs = 1 if size.fast else 12
+    read = network.load()
     params = network.train(read, epochs)
     predicted = network.predict(params, read.test_images)
     right = predicted == read.test_labels
@@ -251,7 +243,7 @@ def main(size: common.Size, data: Path | None) -> None:
     seen = zip(indices, labels, images.targets, after, strict=True)
     content = {
         "settings": {
-            "data": read.name,
+            "data": "digits",
             "train_images": len(read.train_images),
             "test_accuracy": right.mean(),
             "epochs": epochs,

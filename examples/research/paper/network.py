@@ -1,9 +1,7 @@
 """The images of the attack, and the network that is attacked."""
 
-from pathlib import Path
 from typing import NamedTuple
 
-import click
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,6 @@ from sklearn.model_selection import train_test_split
 from tqdm import tqdm
 
 SIZE = 28
-_LARGEST = 1 << 30  # Bytes of a data set.
 MEAN, STD = 0.1307, 0.3081  # Of MNIST's pixels; inputs are normalized by them.
 BATCH_SIZE = 64
 _SHAPES = {
@@ -26,45 +23,13 @@ Params = dict[str, dict[str, jax.Array]]
 
 
 class Data(NamedTuple):
-    name: str
     train_images: np.ndarray  # float32 [n, 28, 28, 1], from 0 to 1.
     train_labels: np.ndarray  # int32 [n].
     test_images: np.ndarray
     test_labels: np.ndarray
 
 
-def load(path: Path | None) -> Data:
-    """MNIST in one file, as Keras has it, or the digits of scikit-learn."""
-    if path is None:
-        return digits()
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            if sum(part.file_size for part in file.zip.infolist()) > _LARGEST:
-                raise ValueError(f"it holds more than {_LARGEST} bytes")
-            parts = [file[name] for name in ("x_train", "y_train", "x_test", "y_test")]
-    except Exception as error:  # Any error means that the file cannot be read.
-        raise click.ClickException(
-            "--data must be mnist.npz, with x_train, y_train, x_test and y_test; got "
-            f"{path}: {' '.join(str(error).split()):.200}"
-        ) from error
-    train, train_labels, test, test_labels = parts
-    for images, labels in ((train, train_labels), (test, test_labels)):
-        if images.dtype.kind not in "uif" or images.shape[1:] != (SIZE, SIZE):
-            raise click.ClickException(
-                f"--data must have 28×28 pixels; got {images.shape[1:]} of "
-                f"{images.dtype}"
-            )
-        if labels.shape != (len(images),) or not np.isin(labels, range(10)).all():
-            raise click.ClickException(
-                "--data must have a label from 0 to 9 for each image; got labels of "
-                f"shape {labels.shape} for {len(images)} images"
-            )
-    train, test = (x[..., None].astype(np.float32) / 255 for x in (train, test))
-    labels = train_labels.astype(np.int32), test_labels.astype(np.int32)
-    return Data(path.name, train, labels[0], test, labels[1])
-
-
-def digits() -> Data:
+def load() -> Data:
     """Scikit-learn's 1797 digits of 8×8 pixels, enlarged to 28×28."""
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 8, 8).astype(np.float32) / 16
@@ -73,7 +38,7 @@ def digits() -> Data:
     train_images, test_images, train_labels, test_labels = train_test_split(
         images, labels, test_size=0.2, stratify=labels, random_state=0
     )
-    return Data("digits", train_images, train_labels, test_images, test_labels)
+    return Data(train_images, train_labels, test_images, test_labels)
 
 
 def log_probabilities(params: Params, images: jax.Array) -> jax.Array:

@@ -132,10 +132,6 @@ def average():
     return functools.partial(moments.averages, read("moments"))
 
 
-def test_betas_are_those_of_the_figure():
-    assert read("moments")["betas"] == [0.5, 0.7, 0.9, 0.95, 0.99]
-
-
 def test_first_moment_is_better_aligned_than_the_estimate(average):
     assert (average("cosine_m") > average("cosine_g")).all()
 

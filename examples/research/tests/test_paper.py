@@ -84,46 +84,11 @@ def test_counts_below_one_are_refused(script, value):
         assert value in done.output.splitlines()[-1]
 
 
-@pytest.mark.parametrize("data_set", ["mnist", "digits"])
-def test_images_that_are_attacked(data_set, tmp_path):
-    """They are read from a file like MNIST's, or from scikit-learn."""
-    path = tmp_path / "mnist.npz"
-    pixels = np.random.default_rng(0).integers(0, 256, (12, 28, 28), np.uint8)
-    labels = np.arange(12, dtype=np.uint8) % 10
-    np.savez(path, x_train=pixels, y_train=labels, x_test=pixels, y_test=labels)
-    data = network.load(path if data_set == "mnist" else None)
+def test_images_that_are_attacked():
+    data = network.load()
     for images, found in (
         (data.train_images, data.train_labels),
         (data.test_images, data.test_labels),
     ):
         assert images.shape == (len(found), 28, 28, 1) and images.dtype == np.float32
         assert images.min() == 0 and images.max() == 1 and set(found) == set(range(10))
-    if data_set == "mnist":
-        np.testing.assert_allclose(255 * data.test_images[..., 0], pixels, rtol=1e-6)
-        np.testing.assert_array_equal(data.train_labels, labels)
-
-
-_MNIST = dict.fromkeys(("x_train", "y_train", "x_test", "y_test"), np.zeros(3))
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (None, "--data must be mnist.npz, with x_train, y_train, x_test and y_test"),
-        ({"x_train": np.zeros(3)}, "y_train is not a file in the archive"),
-        (_MNIST, "--data must have 28×28 pixels; got ()"),
-        (b"no archive", "--data must be mnist.npz, with x_train"),
-        (b"PK\3\4 cut off", "--data must be mnist.npz, with x_train"),
-    ],
-    ids=["missing", "without labels", "of other sizes", "another", "cut off"],
-)
-def test_data_that_cannot_be_read_are_named(content, says, tmp_path):
-    path = tmp_path / "mnist.npz"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content is not None:
-        np.savez(path, **content)
-    done = CliRunner().invoke(attack.main, ["--data", str(path)])
-    assert done.exit_code == 1
-    (line,) = done.output.splitlines()
-    assert line.startswith("Error: ") and says in line

@@ -13,9 +13,7 @@ from common import RECORDS, RESEARCH
 
 PACKAGES = ("benchmarks", "board", "campaigns", "common", "paper")
 SOURCES = sorted(path for name in PACKAGES for path in (RESEARCH / name).rglob("*.py"))
-# By a command of revision a97e788.
-EARLIER = {RECORDS / "benchmarks/workers_catch_up.json"}
-FILES = sorted({*RECORDS.rglob("*.json")} - EARLIER)
+FILES = sorted(RECORDS.rglob("*.json"))
 
 
 def relative(path):

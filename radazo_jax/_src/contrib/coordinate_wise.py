@@ -1,4 +1,4 @@
-"""Differences along coordinates: all of them, or those that matter more often."""
+"""Differences along coordinates, those that matter more often."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from radazo_jax.random import Positions
 
 
 class CoordinateWiseState(NamedTuple):
-    """State of `coordinate_wise` with some coordinates a step.
+    """State of `coordinate_wise`.
 
     Attributes:
       scores: The average absolute derivative along each coordinate, NaN if it has
@@ -43,14 +43,12 @@ class CoordinateWise(estimators.GradientEstimator):
 
     _constructor = "coordinate_wise"
 
-    num_directions: int | None
+    num_directions: int
     smoothing: float
     decay: float
     uniform_fraction: float
 
-    def init(self, params: optax.Params) -> Any:
-        if self.num_directions is None:
-            return ()
+    def init(self, params: optax.Params) -> CoordinateWiseState:
         dimension = sum(p.size for p in jax.tree.leaves(params))
         return CoordinateWiseState(jnp.full(dimension, jnp.nan, jnp.float32))
 
@@ -58,15 +56,12 @@ class CoordinateWise(estimators.GradientEstimator):
         self, draw: estimators.Draw, params: optax.Params, state: Any
     ) -> tuple[estimators.Points, Any]:
         dimension = sum(p.size for p in jax.tree.leaves(params))
-        if self.num_directions is None:
-            chosen = jnp.arange(dimension)
-        else:
-            # By the inverse of the cumulative distribution.
-            shares = jnp.cumsum(_probabilities(state.scores, self.uniform_fraction))
-            shape = (self.num_directions,)
-            drawn = jax.random.uniform(draw.key, shape, shares.dtype) * shares[-1]
-            chosen = jnp.searchsorted(shares, drawn, side="right")
-            chosen = jnp.minimum(chosen, dimension - 1)
+        # By the inverse of the cumulative distribution.
+        shares = jnp.cumsum(_probabilities(state.scores, self.uniform_fraction))
+        shape = (self.num_directions,)
+        drawn = jax.random.uniform(draw.key, shape, shares.dtype) * shares[-1]
+        chosen = jnp.searchsorted(shares, drawn, side="right")
+        chosen = jnp.minimum(chosen, dimension - 1)
         scales, numbers = [self.smoothing, -self.smoothing], chosen.astype(jnp.uint32)
         points = estimators.sample_points(
             _Basis(), draw, len(chosen), scales, params, numbers=numbers
@@ -86,12 +81,8 @@ class CoordinateWise(estimators.GradientEstimator):
         used = jnp.sum(finite, dtype=jnp.int32)
         slopes = jnp.where(finite, slopes, 0)
         chosen = points.directions.number
-        weights = jnp.ones_like(slopes)
-        if state:
-            probabilities = _probabilities(state.scores, self.uniform_fraction)[chosen]
-            weights = 1 / (
-                probabilities.astype(slopes.dtype) * used.astype(slopes.dtype)
-            )
+        probabilities = _probabilities(state.scores, self.uniform_fraction)[chosen]
+        weights = 1 / (probabilities.astype(slopes.dtype) * used.astype(slopes.dtype))
         # Without any value nothing is known, and nothing is not zero.
         coefficients = jnp.where(used > 0, weights * slopes, jnp.nan)
         # A sum, for a coordinate may be chosen twice.
@@ -103,8 +94,6 @@ class CoordinateWise(estimators.GradientEstimator):
             num_values=2 * used,
             gradient=points.of_flat(flat, params),
         )
-        if not state:
-            return estimate, state
         before, seen = state.scores[chosen], jnp.abs(slopes).astype(jnp.float32)
         average = self.decay * before + (1 - self.decay) * seen
         new = jnp.where(jnp.isnan(before), seen, average)
@@ -113,36 +102,31 @@ class CoordinateWise(estimators.GradientEstimator):
 
 
 def coordinate_wise(
-    num_directions: int | None = None,
+    num_directions: int = 10,
     smoothing: float = 5e-3,
     decay: float = 0.9,
     uniform_fraction: float = 0.5,
 ) -> estimators.GradientEstimator:
     """Central differences along coordinates, chosen by importance.
 
-    With all d coordinates, 2d evaluations a step and no randomness:
-
-        ∇̂f(θ) = Σᵢ Dᵢ eᵢ,  Dᵢ = (f(θ + μ eᵢ) − f(θ − μ eᵢ)) / 2μ
-
-    With K of them, drawn with replacement, coordinate i with probability pᵢ:
-
+        Dᵢ = (f(θ + μ eᵢ) − f(θ − μ eᵢ)) / 2μ
         ∇̂f(θ) = 1/K Σₖ D_iₖ / p_iₖ · e_iₖ,  pᵢ = (1 − ε) sᵢ / Σⱼ sⱼ + ε / d
 
-    which has the same expectation. Its variance is least if pᵢ is proportional to |Dᵢ|.
-    The score sᵢ is the average of past |Dᵢ|; coordinates without a past have the
-    average score. With ε = 1 the choice is uniform, as
-    with the distribution `coordinate`.
+    K coordinates are drawn with replacement, coordinate i with probability pᵢ. The
+    variance is least if pᵢ is proportional to |Dᵢ|. The score sᵢ is the average of past
+    |Dᵢ|; coordinates without a past have the average score. With ε = 1 the choice is
+    uniform, as with the distribution `coordinate`. For all coordinates in every
+    step, use `central_difference` with `coordinate(replace=False)` and K = d.
 
     Args:
-      num_directions: K, the number of coordinates per estimate; `None` takes all.
+      num_directions: K, the number of coordinates per estimate.
       smoothing: μ, how far from θ along each coordinate the function is evaluated.
       decay: Decay rate of the scores, in [0, 1).
       uniform_fraction: ε, the share of the choice that is uniform, in (0, 1].
 
     Returns:
-      The estimator, without state or with a `CoordinateWiseState`, d floats. Its value
-      is the mean of the evaluations. Differences that are not finite are left out: with
-      all coordinates, they stay zero.
+      The estimator, with a `CoordinateWiseState` of d floats. Its value is the mean of
+      the evaluations. Differences that are not finite are left out.
 
     Raises:
       TypeError: If an argument is of another type.
@@ -152,36 +136,29 @@ def coordinate_wise(
     Examples:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
-      >>> value_and_grad = zo.value_and_grad(
-      ...     lambda x: jnp.sum(x**2), zo.contrib.coordinate_wise()
+      >>> estimator, x = zo.contrib.coordinate_wise(100), jnp.array([1.0, -2.0])
+      >>> (_, gradient), state = zo.estimators.estimate(
+      ...     estimator, lambda x: jnp.sum(x**2), 0, x, estimator.init(x)
       ... )
-      >>> _, gradient = value_and_grad(jax.random.key(0), jnp.array([1.0, -2.0]))
-      >>> bool(jnp.allclose(gradient, jnp.array([2.0, -4.0]), rtol=1e-3))
+      >>> bool(jnp.allclose(state.scores, jnp.array([2.0, 4.0]), rtol=1e-3))
       True
 
     References:
       Lian et al., A Comprehensive Linear Speedup Analysis for Asynchronous Stochastic
-      Parallel Optimization from Zeroth-Order to First-Order, NeurIPS 2016; all
-      coordinates: Liu et al., 2018, CoordGradEst, <https://arxiv.org/abs/1805.10367>.
+      Parallel Optimization from Zeroth-Order to First-Order, NeurIPS 2016.
 
       Nesterov, Efficiency of Coordinate Descent Methods on Huge-Scale Optimization
       Problems, SIAM J. Optim. 2012, for probabilities by importance.
     """
-    size = 1 if num_directions is None else num_directions
-    size = checks.check_int_at_least("num_directions", size, 1)
-    smoothing = checks.as_number(checks.check_positive("smoothing", smoothing))
-    decay = checks.as_number(checks.check_unit_interval("decay", decay))
-    checks.check_positive("uniform_fraction", uniform_fraction)
+    num_directions = checks.check_int_at_least("num_directions", num_directions, 1)
+    smoothing = checks.check_positive("smoothing", smoothing)
+    decay = checks.check_unit_interval("decay", decay)
+    uniform_fraction = checks.check_positive("uniform_fraction", uniform_fraction)
     if uniform_fraction > 1:
         raise ValueError(
             f"uniform_fraction must be a number in (0, 1]; got {uniform_fraction!r}."
         )
-    return CoordinateWise(
-        None if num_directions is None else size,
-        smoothing,
-        decay,
-        checks.as_number(uniform_fraction),
-    )
+    return CoordinateWise(num_directions, smoothing, decay, uniform_fraction)
 
 
 def _probabilities(scores: jax.Array, uniform: float) -> jax.Array:

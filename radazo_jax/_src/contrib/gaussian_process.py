@@ -1,8 +1,6 @@
-"""The gradient of a surrogate of the function: ZoRD, and FZooS's random features."""
+"""The gradient of a surrogate of the function: ZoRD."""
 
 import dataclasses
-import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -25,52 +23,20 @@ _MORE_JITTER = 1e-2
 _EXACT = jax.lax.Precision.HIGHEST
 
 
-Kernel = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-
-
 def _square_root(squares: jax.Array) -> jax.Array:
     """√x, whose derivative at 0 is 0: distances vanish on the diagonal and at θ."""
     positive = squares > 0
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0)
 
 
-def _squared_exponential(
-    squares: jax.Array, away: jax.Array, scale: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    from_theta = jnp.sum(away**2, axis=1)
-    along = jnp.exp(-from_theta / (2 * scale**2)) / scale**2
-    return jnp.exp(-squares / (2 * scale**2)), along[:, None] * away
-
-
 def _matern(
     squares: jax.Array, away: jax.Array, scale: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
+    """The kernel of all pairs of queries, and its derivatives at θ."""
     r = _square_root(5 * squares) / scale
     from_theta = _square_root(5 * jnp.sum(away**2, axis=1)) / scale
     along = 5 / (3 * scale**2) * (1 + from_theta) * jnp.exp(-from_theta)
     return (1 + r + r**2 / 3) * jnp.exp(-r), along[:, None] * away
-
-
-KERNELS: dict[str, Kernel] = {
-    "matern": _matern,
-    "squared_exponential": _squared_exponential,
-}
-
-
-def _features(
-    key: jax.Array, size: int, away: jax.Array, scale: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The rows and slopes for the kernel of `size` random Fourier features."""
-    of_directions, of_phases = jax.random.split(key)
-    shape, dtype = (size, away.shape[1]), away.dtype
-    frequencies = jax.random.normal(of_directions, shape, dtype) / scale
-    phases = jax.random.uniform(of_phases, (size,), dtype, maxval=2 * math.pi)
-    angles = jnp.matmul(away, frequencies.T, precision=_EXACT) + phases[None]
-    phis = math.sqrt(2 / size) * jnp.cos(angles)
-    rows = jnp.matmul(phis, phis.T, precision=_EXACT)
-    at_theta = -math.sqrt(2 / size) * jnp.sin(phases)
-    slopes = jnp.matmul(phis * at_theta[None], frequencies, precision=_EXACT)
-    return rows, slopes
 
 
 class GaussianProcessState(NamedTuple):
@@ -80,12 +46,10 @@ class GaussianProcessState(NamedTuple):
       points: The latest n queries, the oldest first: float32, [n, d].
       values: Their values: float32, or float64 for float64 parameters, [n]. NaN
         if a query has none.
-      key: The key of the random features: a typed key, shape (), of the first step.
     """
 
     points: jax.Array
     values: jax.Array
-    key: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -96,10 +60,8 @@ class GaussianProcess(estimators.AlongDirections):
     includes_params = True
 
     memory_size: int
-    kernel: str
     lengthscale: float | None
     jitter: float
-    num_features: int | None
 
     def init(self, params: optax.Params) -> GaussianProcessState:
         dimension = sum(p.size for p in jax.tree.leaves(params))
@@ -111,16 +73,7 @@ class GaussianProcess(estimators.AlongDirections):
         return GaussianProcessState(
             jnp.zeros((self.memory_size, dimension), jnp.float32),
             jnp.full(self.memory_size, jnp.nan, _memory.widest(params)),
-            jax.random.key(0, impl="threefry2x32"),
         )
-
-    def points(
-        self, draw: estimators.Draw, params: optax.Params, state: GaussianProcessState
-    ) -> tuple[estimators.Points, GaussianProcessState]:
-        points, state = super().points(draw, params, state)
-        # The key of the random features, the same in every step.
-        key = jax.random.fold_in(draw.run_key, 2**31)
-        return points, state._replace(key=key)
 
     def reduce(
         self,
@@ -143,10 +96,7 @@ class GaussianProcess(estimators.AlongDirections):
         scale = jnp.asarray(self.lengthscale or 0, jnp.float32)
         if self.lengthscale is None:
             scale = 2 * _mean_distance(squares, used)
-        if self.num_features is None:
-            rows, slopes = KERNELS[self.kernel](squares, away, scale)
-        else:
-            rows, slopes = _features(state.key, self.num_features, away, scale)
+        rows, slopes = _matern(squares, away, scale)
         weights = _solved(rows, centered, used, self.jitter)
         gradient = jnp.matmul(slopes.T, weights, precision=_EXACT)
         gradient = gradient.astype(unit.dtype) * unit
@@ -160,7 +110,7 @@ class GaussianProcess(estimators.AlongDirections):
             num_values=new,
             gradient=points.of_flat(gradient, params),
         )
-        after = GaussianProcessState(xs, ys, state.key)
+        after = GaussianProcessState(xs, ys)
         return estimate, updated_if_usable(estimate, state, after)
 
 
@@ -169,10 +119,8 @@ def gaussian_process(
     num_directions: int = 4,
     smoothing: float = 5e-2,
     memory_size: int = 150,
-    kernel: str = "matern",
     lengthscale: float | None = None,
     jitter: float = 1e-5,
-    num_features: int | None = None,
 ) -> estimators.GradientEstimator:
     """ZoRD: the derivative of a Gaussian process, of K + 1 evaluations.
 
@@ -181,13 +129,9 @@ def gaussian_process(
 
         ∇̂f(θ) = ∂k(θ, X) (k(X, X) + σ² I)⁻¹ y
 
-    Far from all queries, the derivative and the estimate vanish. The process has the
-    scale of y, so σ² is a share of it. The K queries around θ add the information that
-    the trajectory lacks.
-
-    `num_features` takes the kernel k(x, x') = φ(x)ᵀφ(x') of M random Fourier features
-    φ(x) = √(2/M) cos(W x / ℓ + b) instead of the squared exponential. This is the
-    surrogate of FZooS, which sends M weights of features instead of queries.
+    with k the Matérn kernel of smoothness 5/2. Far from all queries, the derivative and
+    the estimate vanish. The process has the scale of y, so σ² is a share of it. The
+    K queries around θ add the information that the trajectory lacks.
 
     The lengthscale is not fitted. The paper takes several steps on the surrogate if
     its uncertainty is small; here each step has a query.
@@ -197,13 +141,10 @@ def gaussian_process(
       num_directions: K, the number of queries around θ per estimate.
       smoothing: μ, how far from θ along u they lie.
       memory_size: n, how many queries are kept: from K + 1 to 512.
-      kernel: "matern", of smoothness 5/2, or "squared_exponential".
       lengthscale: ℓ, in units of the parameters. By default, twice the mean distance of
         the queries that are kept.
       jitter: σ², the variance of the noise as a share of the function's: a positive
         number. The rounding of n queries, 10⁻⁷ n, is added.
-      num_features: M, with the kernel "squared_exponential"; `None` takes the kernel
-        itself.
 
     Returns:
       The estimator, with a `GaussianProcessState` of n (d + 1) floats. Its value is
@@ -232,10 +173,6 @@ def gaussian_process(
       Shu et al., Zeroth-Order Optimization with Trajectory-Informed Derivative
       Estimation, ICLR 2023, the derived Gaussian process,
       <https://openreview.net/forum?id=n1bLgxHW6jW>.
-
-      Shu et al., Federated Zeroth-Order Optimization using Trajectory-Informed
-      Surrogate Gradients, 2023, the random features,
-      <https://arxiv.org/abs/2308.04077>.
     """
     memory_size = checks.check_int_at_least(
         "memory_size", memory_size, num_directions + 1
@@ -244,23 +181,11 @@ def gaussian_process(
         raise ValueError(
             f"memory_size must be an int ≤ {MAX_MEMORY}; got {memory_size}."
         )
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel must be one of {list(KERNELS)}; got {kernel!r}.")
     if lengthscale is not None:
-        lengthscale = checks.as_number(
-            checks.check_positive("lengthscale", lengthscale)
-        )
-    jitter = checks.as_number(checks.check_positive("jitter", jitter))
-    if num_features is not None:
-        num_features = checks.check_int_at_least("num_features", num_features, 1)
-        if kernel != "squared_exponential":
-            raise ValueError(
-                "num_features must be None unless kernel is 'squared_exponential'; got "
-                f"{num_features} and {kernel!r}."
-            )
-    common = distribution, num_directions, smoothing
+        lengthscale = checks.check_positive("lengthscale", lengthscale)
+    jitter = checks.check_positive("jitter", jitter)
     return GaussianProcess(
-        *common, memory_size, kernel, lengthscale, jitter, num_features
+        distribution, num_directions, smoothing, memory_size, lengthscale, jitter
     )
 
 

@@ -200,7 +200,7 @@ def linear_interpolation(
       Optimization, NeurIPS 2024, the solution of its quadratically constrained program.
     """
     memory_size = checks.check_int_at_least("memory_size", memory_size, 2)
-    radius = checks.as_number(checks.check_positive("radius", radius))
+    radius = checks.check_positive("radius", radius)
     common = distribution, num_directions, smoothing
     return LinearInterpolation(*common, memory_size, radius)
 

@@ -71,22 +71,12 @@ class MomentumPerturbation(estimators.AlongDirections):
         params: optax.Params,
         state: MomentumPerturbationState,
     ) -> tuple[estimators.Estimate, MomentumPerturbationState]:
-        moved = values.along
-        slope = (moved[0, 0] - moved[0, 1]) / (2 * self.smoothing)
-        used = jnp.isfinite(slope)
-        slope = jnp.where(used, slope, jnp.nan)
         coefficient = jnp.full(1, self._deviation(points.layout.dimension), jnp.float32)
         new = points.combine(coefficient).materialize(state.history)
         m = jax.tree.map(lambda u, h: u + (1 - self.b1) * h, new, state.history)
-        history = jax.tree.map(lambda m: jnp.where(slope < 0, -m, m), m)
-        estimate = estimators.Estimate(
-            _memory.mean_of_finite(moved),
-            slope=slope**2,
-            num_values=jnp.where(used, 2, 0).astype(jnp.int32),
-            gradient=estimators.LinearCombination(None, None, points.layout).plus(
-                slope, m
-            ),
-        )
+        estimate = _memory.along_tree(points, values, self.smoothing, m)
+        above, below = values.along[0]
+        history = jax.tree.map(lambda m: jnp.where(above < below, -m, m), m)
         after = MomentumPerturbationState(history)
         return estimate, updated_if_usable(estimate, state, after)
 
@@ -148,11 +138,10 @@ def momentum_perturbation(
       Uncertainty in Zeroth-Order Optimization, AAAI 2024, algorithm 1,
       <https://arxiv.org/abs/2312.15184>.
     """
-    b1 = checks.as_number(checks.check_positive("b1", b1))
+    b1 = checks.check_positive("b1", b1)
     if b1 > 1:
         raise ValueError(f"b1 must be a number in (0, 1]; got {b1!r}.")
-    checks.check_unit_interval("uncertainty", uncertainty)
-    uncertainty = checks.as_number(uncertainty)
+    uncertainty = checks.check_unit_interval("uncertainty", uncertainty)
     estimator = MomentumPerturbation(distribution, smoothing, b1, uncertainty)
     if not estimator._variance:
         raise ValueError(

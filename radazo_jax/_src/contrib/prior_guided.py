@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from radazo_jax import distributions, estimators
@@ -34,7 +35,6 @@ class PriorGuided(estimators.AlongDirections):
 
     prior: Callable[[optax.Params], optax.Updates] | None
     decay: float
-    mix: str
 
     def init(self, params: optax.Params) -> PriorGuidedState:
         zeros = _memory.wide_zeros(params)
@@ -55,11 +55,11 @@ class PriorGuided(estimators.AlongDirections):
         last = jnp.arange(size + 1) == size
         scales = jnp.where(last, 0.0, self.smoothing).astype(jnp.float32)
         shifts = jnp.where(last, self.smoothing, 0.0).astype(jnp.float32)
-        which = [*range(size), 0]
-        points = estimators.shifted_points(
-            self.distribution, draw, size, which, scales, unit, shifts, params
+        points = estimators.sample_points(
+            self.distribution, draw, size, [1.0], params, includes_params=True
         )
-        return points, state
+        points = points.select(np.array([*range(size), 0]))
+        return points.with_shift(unit, shifts[:, None], scales[:, None]), state
 
     def reduce(
         self,
@@ -81,10 +81,7 @@ class PriorGuided(estimators.AlongDirections):
         finite = jnp.isfinite(slopes)
         used = finite & (jnp.diagonal(among) > 0)
         slopes = jnp.where(used, slopes, 0)
-        if self.mix == "projection":
-            coefficients = interpolated(among, slopes, used)
-        else:
-            coefficients = _mixed(among, slopes, used, points.layout.dimension)
+        coefficients = interpolated(among, slopes, used)
         count = jnp.sum(finite, dtype=jnp.int32)
         coefficients = jnp.where(count > 0, coefficients, jnp.nan)
         gradient = along.combine(coefficients[:size]).plus(coefficients[size], unit)
@@ -115,31 +112,22 @@ def prior_guided(
     smoothing: float = 5e-3,
     prior: Callable[[optax.Params], optax.Updates] | None = None,
     decay: float = 0.0,
-    mix: str = "projection",
 ) -> estimators.GradientEstimator:
     """Prior-guided random gradient-free estimation (PRGF), of K + 2 evaluations.
 
     A direction p that is expected to be near the gradient is evaluated together with K
-    random ones. Let s be the differences (f(θ + μ u) − f(θ)) / μ along u₁ … u_K and p.
+    random ones. The estimate is the projection of the gradient on their span,
 
-    - `mix="projection"`: the projection of the gradient on the span of these
-      directions, Σₖ cₖ uₖ + c_p p with G c = s and G their inner products. If α is the
-      cosine of p and ∇f, E cos²(∇̂f, ∇f) = α² + K/(d−1) · (1 − α²) for the
-      distributions `sphere` and `gaussian`.
-    - `mix="cosine"`: the mean of (∇f·vₖ) vₖ along vₖ = √λ p + √(1−λ) ξₖ. ξₖ is
-      the part of uₖ orthogonal to p, with norm 1, and λ is optimal for the α² that is
-      estimated of the same differences, s_p² / (s_p² + (d−1)/K Σₖ s_ξₖ²). With
-      q = K and n = d + 2q − 2:
+        ∇̂f(θ) = Σₖ cₖ uₖ + c_p p,  G c = s
 
-          λ = 0                                        if α² ≤ 1/n
-          λ = (1−α²)(α²n − 1) / (2α²dq − α⁴dn − 1)     between
-          λ = 1                                        if α² ≥ (2q−1)/n
+    with s the differences (f(θ + μ u) − f(θ)) / μ along u₁ … u_K and p, and G the inner
+    products of these directions. If α is the cosine of p and ∇f,
+    E cos²(∇̂f, ∇f) = α² + K/(d−1) · (1 − α²) for the distributions `sphere` and
+    `gaussian`.
 
-    Derivatives along combinations of directions are combinations of derivatives: all
-    points lie along the uₖ and p themselves, and nothing is made orthogonal that would
-    have to be stored. Of the projection all of the gradient's known part is exact, so
-    that its length is about √(α² + K/d) of the gradient's; it is no unbiased estimate,
-    and SGD takes longer steps along it than along a `forward_difference`.
+    The length of the projection is about √(α² + K/d) of the gradient's. It is not an
+    unbiased estimate, and SGD takes longer steps along it than along a
+    `forward_difference`.
 
     Args:
       distribution: The distribution of the directions u.
@@ -150,8 +138,6 @@ def prior_guided(
         surrogate model. By default it is the average of the past estimates: the history
         variant.
       decay: Decay rate of this average, in [0, 1); 0 takes the last estimate alone.
-      mix: "projection" or "cosine". The latter uses the prior alone if its cosine
-        is large, and then has nothing new to remember: give it a `prior`.
 
     Returns:
       The estimator, with a `PriorGuidedState`. Its value is f(θ). Differences that are
@@ -176,20 +162,14 @@ def prior_guided(
       True
 
     References:
-      Cheng et al., Improving Black-box Adversarial Attacks with a Transfer-based Prior,
-      NeurIPS 2019, P-RGF with its optimal λ, <https://arxiv.org/abs/1906.06919>.
-
       Cheng, Wu and Zhu, On the Convergence of Prior-Guided Zeroth-Order Optimization
       Algorithms, NeurIPS 2021, PRGF and History-PRGF,
       <https://arxiv.org/abs/2107.10110>.
     """
-    checks.check_unit_interval("decay", decay)
+    decay = checks.check_unit_interval("decay", decay)
     if prior is not None and not callable(prior):
         raise TypeError(f"prior must be a function of params; got {prior!r}.")
-    if mix not in ("projection", "cosine"):
-        raise ValueError(f"mix must be 'projection' or 'cosine'; got {mix!r}.")
-    common = distribution, num_directions, smoothing
-    return PriorGuided(*common, prior, checks.as_number(decay), mix)
+    return PriorGuided(distribution, num_directions, smoothing, prior, decay)
 
 
 def _divided(tree: Any, norm: jax.Array) -> optax.Params:
@@ -210,42 +190,3 @@ def _checked_prior(given: Any, params: optax.Params) -> Any:
             f"{shapes(given)}."
         )
     return given
-
-
-def _mixed(
-    among: jax.Array, slopes: jax.Array, used: jax.Array, dimension: int
-) -> jax.Array:
-    """The coefficients of uₖ and p in the mean over vₖ, of `mix="cosine"`."""
-    cosines, of_prior = among[:-1, -1], slopes[-1]
-    # ξₖ = (uₖ − ⟨uₖ, p⟩ p) / |…|, and the derivatives along them.
-    inverse = jnp.where(
-        used[:-1],
-        jax.lax.rsqrt(jnp.maximum(jnp.diagonal(among)[:-1] - cosines**2, 1e-12)),
-        0,
-    )
-    others = inverse * (slopes[:-1] - cosines * of_prior)
-    count = jnp.maximum(jnp.sum(used[:-1]), 1).astype(slopes.dtype)
-    square = of_prior**2 + (dimension - 1) / count * jnp.sum(others**2)
-    share = optimal_share(
-        jnp.where(square > 0, of_prior**2 / square, 0), dimension, count
-    )
-    both = jnp.sqrt(share * (1 - share))
-    of_others = jnp.where(
-        used[:-1], inverse * (both * of_prior + (1 - share) * others) / count, 0
-    )
-    along_prior = share * of_prior + both * jnp.sum(others) / count
-    along_prior -= jnp.sum(of_others * cosines)
-    return jnp.append(of_others, jnp.where(used[-1], along_prior, 0))
-
-
-def optimal_share(
-    square: jax.Array, dimension: int, num_directions: jax.typing.ArrayLike
-) -> jax.Array:
-    """The optimal λ, of the squared cosine α², d and q."""
-    q, d = jnp.asarray(num_directions, square.dtype), dimension
-    n = d + 2 * q - 2
-    over = (1 - square) * (square * n - 1)
-    under = 2 * square * d * q - square**2 * d * n - 1
-    between = over / jnp.where(under == 0, 1, under)
-    share = jnp.where(square * n >= 2 * q - 1, 1, between)
-    return jnp.where(square * n <= 1, 0, share)

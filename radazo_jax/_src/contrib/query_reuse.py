@@ -87,8 +87,6 @@ def query_reuse(
     falls, the level of the values falls too, which is noise: (yᵢ − ȳ) / μ needs short
     steps or a large μ.
 
-    The values belong to several points, so `search.parabolic` stalls with it.
-
     The buffer holds no direction: n directions are drawn again in every step.
 
     Args:

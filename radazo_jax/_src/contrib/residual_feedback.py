@@ -62,9 +62,8 @@ def residual_feedback(
     ((b − f(θ))/μ)², so that it needs a larger smoothing, and short steps. Each
     minibatch has its own level of values, which is noise.
 
-    Values and slopes of two steps are mixed, so `search.parabolic`, which reads both,
-    diverges with it. The first step has no previous value, and uses the mean of its
-    own: with K = 1 its gradient is zero.
+    The first step has no previous value, and uses the mean of its own: with K = 1 its
+    gradient is zero.
 
     Args:
       distribution: The distribution of the directions u.

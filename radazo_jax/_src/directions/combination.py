@@ -13,6 +13,7 @@ from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.distribution import Direction
 from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.trees import STATIC, widest
+from radazo_jax._src.xla import on_any_mesh, specs_of
 
 
 @jax.tree_util.register_dataclass
@@ -40,6 +41,28 @@ class LinearCombination:
     def of_tree(cls, tree: Any, layout: Layout) -> "LinearCombination":
         """The combination that is a single tree like the parameters."""
         return cls(None, None, layout).plus(jnp.ones((), jnp.float32), tree)
+
+    @classmethod
+    def of_flat(
+        cls, flat: jax.Array, layout: Layout, params: optax.Params
+    ) -> "LinearCombination":
+        """The combination that is a vector of all coordinates, [d].
+
+        Args:
+          flat: The vector.
+          layout: The layout of the parameters.
+          params: θ, whose dtypes and shardings the tree has.
+        """
+
+        def program(flat: jax.Array, params: optax.Params) -> Any:
+            leaves = [
+                flat[leaf.offset : leaf.offset + leaf.size].reshape(leaf.shape)
+                for leaf in layout.leaves
+            ]
+            tree = jax.tree.unflatten(layout.treedef, leaves)
+            return jax.tree.map(lambda x, p: x.astype(jnp.result_type(p)), tree, params)
+
+        return cls.of_tree(on_any_mesh(program, specs_of(params))(flat, params), layout)
 
     def plus(self, weight: jax.Array, tree: Any) -> "LinearCombination":
         """The combination with one more weighted tree."""

@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,23 @@ class Direction:
     scale: jax.Array
     distribution: "Distribution" = dataclasses.field(metadata=STATIC)
     cached: tuple[Elements, ...] | None = None
+
+    def tree(self, layout: Layout) -> Any:
+        """All elements, as a tree like the parameters: float32."""
+        return jax.tree.unflatten(layout.treedef, elements(self, layout))
+
+    def inner_products(self, tree: Any, layout: Layout) -> jax.Array:
+        """⟨uₖ, w⟩ of stacked directions with a tree w: float32, [K]."""
+
+        def program(directions: Direction, tree: Any) -> jax.Array:
+            total = jnp.zeros(len(directions.scale), jnp.float32)
+            for i, w in enumerate(jax.tree.leaves(tree)):
+                flat = w.astype(jnp.float32).reshape(-1)
+                us = rows(directions, layout, i)
+                total += jnp.matmul(us, flat, precision=lax.Precision.HIGHEST)
+            return total
+
+        return xla.on_any_mesh(program, jax.P())(self, tree)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -140,7 +157,7 @@ class Distribution(Configuration, abc.ABC):
         Returns:
           The direction, number 0 under the key.
         """
-        layout = self._annotate(layout_of(params), params)
+        layout = self._layout(params)
         return sample(self, keys.as_key(key), jnp.uint32(0), layout)
 
     def materialize(self, direction: Direction, params: optax.Params) -> optax.Params:
@@ -153,17 +170,19 @@ class Distribution(Configuration, abc.ABC):
         Returns:
           A tree like `params`, in the shapes and dtypes of its leaves.
         """
-        layout = self._annotate(layout_of(params), params)
+        layout = self._layout(params)
         return jax.tree.map(
             lambda u, p: u.astype(jnp.result_type(p)),
-            jax.tree.unflatten(layout.treedef, elements(direction, layout)),
+            direction.tree(layout),
             params,
         )
 
-    def _annotate(self, layout: Layout, params: optax.Params) -> Layout:
-        """The layout with the axes that the distribution itself prescribes."""
-        del params
-        return layout
+    # A custom distribution is complete here. Only distributions of this package, whose
+    # numbers are drawn together or make factors, override the methods below.
+
+    def _layout(self, params: optax.Params) -> Layout:
+        """The layout of the parameters, with the axes that it prescribes."""
+        return layout_of(params)
 
     def _packing(self, dimension: int) -> Packing | None:
         """The packing of neighbors; `None` if each number is drawn alone."""
@@ -329,6 +348,16 @@ def elements(direction: Direction, layout: Layout) -> list[jax.Array]:
         direction.scale * whole(direction, leaf, layout.dimension)
         for leaf in layout.leaves
     ]
+
+
+def rows(directions: Direction, layout: Layout, i: int) -> jax.Array:
+    """The elements of leaf i of stacked directions, scaled: float32, [K, size]."""
+    leaf = layout.leaves[i]
+    if directions.cached is not None:
+        us = jax.vmap(lambda held: held.values())(directions.cached[i])
+    else:
+        us = jax.vmap(lambda u: whole(u, leaf, layout.dimension))(directions)
+    return directions.scale[:, None] * us.reshape(len(directions.scale), -1)
 
 
 def _drawn_once(

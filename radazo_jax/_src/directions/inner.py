@@ -1,4 +1,4 @@
-"""Inner products of directions, over all coordinates."""
+"""Inner products of directions with one another."""
 
 import functools
 from collections.abc import Sequence
@@ -8,25 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from radazo_jax._src.directions.distribution import Direction, whole
+from radazo_jax._src.directions.distribution import Direction, rows
 from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.xla import on_any_mesh
 
 _EXACT = lax.Precision.HIGHEST
-
-
-def inner(directions: Direction, layout: Layout, tree: Any) -> jax.Array:
-    """⟨uₖ, w⟩ of each direction with a tree w like the parameters: float32, [K]."""
-
-    def program(directions: Direction, tree: Any) -> jax.Array:
-        total = jnp.zeros(len(directions.scale), jnp.float32)
-        for i, w in enumerate(jax.tree.leaves(tree)):
-            flat = w.astype(jnp.float32).reshape(-1)
-            us = _rows(directions, layout, i)
-            total += jnp.matmul(us, flat, precision=_EXACT)
-        return total
-
-    return on_any_mesh(program, jax.P())(directions, tree)
 
 
 def gram(
@@ -58,20 +44,10 @@ def gram(
         leaves = [jax.tree.leaves(tree) for tree in trees]
         products = []
         for i in range(len(layout.leaves)):
-            us = [_rows(u, layout, i) for u in directions]
+            us = [rows(u, layout, i) for u in directions]
             ws = [tree[i].astype(jnp.float32) for tree in leaves]
-            rows = jnp.concatenate([*us, *(w.reshape(len(w), -1) for w in ws)])
-            products.append(jnp.matmul(rows, rows.T, precision=_EXACT))
+            every = jnp.concatenate([*us, *(w.reshape(len(w), -1) for w in ws)])
+            products.append(jnp.matmul(every, every.T, precision=_EXACT))
         return functools.reduce(jnp.add, products)
 
     return on_any_mesh(program, jax.P())(directions, trees)
-
-
-def _rows(directions: Direction, layout: Layout, i: int) -> jax.Array:
-    """The elements of leaf i of all directions: float32, [K, size]."""
-    leaf = layout.leaves[i]
-    if directions.cached is not None:
-        us = jax.vmap(lambda held: held.values())(directions.cached[i])
-    else:
-        us = jax.vmap(lambda u: whole(u, leaf, layout.dimension))(directions)
-    return directions.scale[:, None] * us.reshape(len(directions.scale), -1)

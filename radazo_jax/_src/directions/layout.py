@@ -10,7 +10,6 @@ import optax
 
 from radazo_jax._src.numbers import counter
 from radazo_jax._src.numbers.counter import Positions
-from radazo_jax._src.xla import on_any_mesh, specs_of
 
 
 class Part(NamedTuple):
@@ -125,27 +124,3 @@ def layout_of(params: optax.Params) -> Layout:
         leaves.append(Leaf(shape, offset, jax.tree_util.keystr(path), axes))
         offset += leaves[-1].size
     return Layout(tuple(leaves), treedef)
-
-
-def rows_of(trees: Any, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
-    """The leaves of n stacked trees, one after another, in one dtype: [n, d]."""
-
-    def program(trees: Any) -> jax.Array:
-        leaves = [x.astype(dtype) for x in jax.tree.leaves(trees)]
-        return jnp.concatenate([x.reshape(len(x), -1) for x in leaves], axis=1)
-
-    return on_any_mesh(program, jax.P())(trees)
-
-
-def unflattened(flat: jax.Array, layout: Layout, params: optax.Params) -> optax.Params:
-    """A vector [d] as a tree like `params`, sharded as it by its types."""
-
-    def program(flat: jax.Array, params: optax.Params) -> Any:
-        leaves = [
-            flat[leaf.offset : leaf.offset + leaf.size].reshape(leaf.shape)
-            for leaf in layout.leaves
-        ]
-        tree = jax.tree.unflatten(layout.treedef, leaves)
-        return jax.tree.map(lambda x, p: x.astype(jnp.result_type(p)), tree, params)
-
-    return on_any_mesh(program, specs_of(params))(flat, params)

@@ -11,7 +11,7 @@ import optax
 from radazo_jax._src import checks
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.elements import Elements, LowRankFactors
-from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes, Part
+from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes, Part, layout_of
 from radazo_jax._src.directions.normals import Normals
 
 # Factors are drawn as one array of at most so many numbers of all directions (32 MiB):
@@ -27,7 +27,6 @@ class LowRank(Normals):
     _constructor = "low_rank"
 
     rank: int
-    where: Callable[[str, tuple[int, ...]], bool] | None = None
     # The axes that the user gave: by path, or as a function of the parameters.
     dimension_numbers: (
         tuple[tuple[str, MatrixAxes | None], ...] | Callable[[Any], Any] | None
@@ -37,12 +36,8 @@ class LowRank(Normals):
         del dimension
         return 1.0
 
-    def _annotate(self, layout: Layout, params: optax.Params) -> Layout:
-        leaves = [(leaf.path, leaf.shape) for leaf in layout.leaves]
-        if self.where and leaves and not any(self.where(*leaf) for leaf in leaves):
-            raise ValueError(
-                f"where must match at least one leaf; it matches none of {leaves}."
-            )
+    def _layout(self, params: optax.Params) -> Layout:
+        layout = layout_of(params)
         given = self.dimension_numbers
         if given is None:
             return layout
@@ -52,8 +47,6 @@ class LowRank(Normals):
 
     def axes(self, leaf: Leaf) -> MatrixAxes | None:
         """The axes that make the matrices of a leaf; `None` if it is drawn dense."""
-        if self.where is not None and not self.where(leaf.path, leaf.shape):
-            return None
         if leaf.axes is None:
             return None
         sides = [math.prod(leaf.shape[axis] for axis in side) for side in leaf.axes]
@@ -85,11 +78,7 @@ class LowRank(Normals):
         return most // num_directions
 
 
-def low_rank(
-    rank: int = 1,
-    where: Callable[[str, tuple[int, ...]], bool] | None = None,
-    dimension_numbers: Any = None,
-) -> Distribution:
+def low_rank(rank: int = 1, dimension_numbers: Any = None) -> Distribution:
     """Matrices of low rank: u = A Bᵀ / √r with standard normal A and B.
 
     E[u uᵀ] = I, the factor is c = 1. A perturbed product needs no perturbed matrix:
@@ -105,8 +94,6 @@ def low_rank(
 
     Args:
       rank: r, a positive integer.
-      where: `where(path, shape) -> bool` chooses the leaves that are drawn of low
-        rank, by `jax.tree_util.keystr` of their path; the others are drawn dense.
       dimension_numbers: The axes of each leaf, instead of inferred ones, in the manner
         of `optax.contrib.MuonDimensionNumbers`: a tree like the
         parameters, or a function of the parameters to one, of `MatrixAxes`, or
@@ -116,8 +103,8 @@ def low_rank(
       The distribution.
 
     Raises:
-      TypeError, ValueError: If `rank` is not a positive integer or `where` is not
-        a function; when sampled, if `where` matches no leaf.
+      TypeError, ValueError: If `rank` is not a positive integer, or
+        `dimension_numbers` holds something else than `MatrixAxes` and `None`.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -134,12 +121,10 @@ def low_rank(
       <https://arxiv.org/abs/2511.16652>.
     """
     rank = checks.check_int_at_least("rank", rank, 1)
-    if where is not None and not callable(where):
-        raise TypeError(f"where must be a function of path and shape; got {where!r}.")
     given = dimension_numbers
     if given is not None and not callable(given):
         given = _by_path(given)
-    return LowRank(rank, where, given)
+    return LowRank(rank, given)
 
 
 def _by_path(tree: Any) -> tuple[tuple[str, MatrixAxes | None], ...]:

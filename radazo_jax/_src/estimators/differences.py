@@ -59,17 +59,14 @@ class AlongDirections(GradientEstimator):
     smoothing: float
 
     includes_params: ClassVar[bool] = False
+    # The sides of θ on which the points along a direction lie.
+    _sides: ClassVar[Sequence[float]] = (1.0,)
 
     def __post_init__(self) -> None:
         given = self.distribution, self.num_directions, self.smoothing
         names = "distribution", "num_directions", "smoothing"
         for name, value in zip(names, checked_differences(*given), strict=True):
             object.__setattr__(self, name, value)
-
-    def _scales(self, state: Any) -> Sequence[float] | jax.Array:
-        """The displacements along each direction: [m]."""
-        del state
-        return [self.smoothing]
 
     def points(
         self, draw: Draw, params: optax.Params, state: Any
@@ -78,7 +75,7 @@ class AlongDirections(GradientEstimator):
             self.distribution,
             draw,
             self.num_directions,
-            self._scales(state),
+            [side * self.smoothing for side in self._sides],
             params,
             includes_params=self.includes_params,
         )
@@ -113,10 +110,7 @@ class CentralDifference(FiniteDifferences):
     """See `central_difference`."""
 
     _constructor = "central_difference"
-
-    def _scales(self, state: Any) -> Sequence[float]:
-        del state
-        return [self.smoothing, -self.smoothing]
+    _sides = (1.0, -1.0)
 
     def reduce(
         self, points: Points, values: Values, params: optax.Params, state: Any
@@ -296,9 +290,9 @@ def checked_differences(
     """The arguments that all difference estimators have; raises if one is wrong."""
     check_distribution(distribution)
     num_directions = checks.check_int_at_least("num_directions", num_directions, 1)
-    checks.check_positive("smoothing", smoothing)
+    smoothing = checks.check_positive("smoothing", smoothing)
     checks.warn_of_size("smoothing", smoothing, least=1e-20)
-    return distribution, num_directions, checks.as_number(smoothing)
+    return distribution, num_directions, smoothing
 
 
 class Finite(NamedTuple):

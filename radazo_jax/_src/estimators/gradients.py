@@ -259,28 +259,21 @@ def _check_pair(found: Any, kind: type, name: str, call: str) -> None:
 def extra_args(
     estimate: Estimate,
     gradient: optax.Updates,
-    here: jax.Array,
     value_fn: Callable[[optax.Params], Any] | None,
-    bounds: Any = None,
 ) -> dict[str, Any]:
     """The extra arguments that Optax transformations get with a gradient.
 
     Args:
       estimate: The estimate.
       gradient: Its gradient, `None` if that is not built.
-      here: The value at θ, NaN if it failed; the estimate's value then replaces it.
       value_fn: The loss, `None` if JAX does not evaluate it.
-      bounds: The bounds as trees, or `None`.
     """
     args = {
         "value": estimate.value,
         "grad": gradient,
         "slope": estimate.slope,
         "combination": estimate.gradient,
-        "measured": jnp.isfinite(here),
     }
-    if bounds is not None:
-        args["bounds"] = bounds
     if value_fn is None:
         return args | {"value_fn": None}
     return args | {"value_fn": _taking_all(value_fn, args)}

@@ -7,6 +7,7 @@ that a weight rises with its value. A value that is not finite gets the weight z
 
 import dataclasses
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +24,18 @@ class ZScore(Configuration):
 
     _constructor = "z_score"
 
+    # The axis of the values that have one mean; `None` for all values.
+    _axis: ClassVar[int | None] = None
+
     eps: float
     eps_root: float
 
     def __call__(self, values: jax.Array) -> jax.Array:
         _check_members(values)
-        deviations = _deviations(values, None)
-        return _divided(deviations, values, self.eps, self.eps_root)
+        count = jnp.sum(jnp.isfinite(values), dtype=jnp.int32).astype(values.dtype)
+        variance = jnp.sum(_deviations(values, None) ** 2) / jnp.maximum(count, 1)
+        scale = jnp.sqrt(variance + self.eps_root) + self.eps
+        return _deviations(values, self._axis) / jnp.where(scale > 0, scale, 1)
 
 
 def z_score(eps: float = 0.0, eps_root: float = 1e-5) -> Shaping:
@@ -62,23 +68,17 @@ def z_score(eps: float = 0.0, eps_root: float = 1e-5) -> Shaping:
       `eps_root` 0, <https://arxiv.org/abs/2509.24372>. Sarkar et al., Evolution
       Strategies at the Hyperscale, 2025, <https://arxiv.org/abs/2511.16652>.
     """
-    checks.check_non_negative("eps", eps)
-    checks.check_non_negative("eps_root", eps_root)
-    return ZScore(checks.as_number(eps), checks.as_number(eps_root))
+    return ZScore(
+        checks.check_non_negative("eps", eps),
+        checks.check_non_negative("eps_root", eps_root),
+    )
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class ByGroup(Configuration):
+class ByGroup(ZScore):
     """See `by_group`."""
 
     _constructor = "by_group"
-
-    eps: float
-    eps_root: float
-
-    def __call__(self, values: jax.Array) -> jax.Array:
-        _check_members(values)
-        return _divided(_deviations(values, 0), values, self.eps, self.eps_root)
+    _axis = 0
 
 
 def by_group(eps: float = 0.0, eps_root: float = 1e-5) -> Shaping:
@@ -111,9 +111,10 @@ def by_group(eps: float = 0.0, eps_root: float = 1e-5) -> Shaping:
       Sarkar et al., Evolution Strategies at the Hyperscale, 2025,
       <https://arxiv.org/abs/2511.16652>.
     """
-    checks.check_non_negative("eps", eps)
-    checks.check_non_negative("eps_root", eps_root)
-    return ByGroup(checks.as_number(eps), checks.as_number(eps_root))
+    return ByGroup(
+        checks.check_non_negative("eps", eps),
+        checks.check_non_negative("eps_root", eps_root),
+    )
 
 
 class CenteredRanks(Configuration):
@@ -206,8 +207,7 @@ def pair_signs(threshold: float = 0.0) -> Shaping:
       >>> zo.shaping.pair_signs()(jnp.array([2.0, 5.0, 4.0, 3.0])).tolist()
       [-1.0, 1.0, 1.0, -1.0]
     """
-    checks.check_non_negative("threshold", threshold)
-    return PairSigns(checks.as_number(threshold))
+    return PairSigns(checks.check_non_negative("threshold", threshold))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -283,16 +283,6 @@ def _deviations(values: jax.Array, axis: int | None) -> jax.Array:
     count = count.astype(values.dtype)
     total = jnp.sum(jnp.where(finite, values, 0), axis, keepdims=True)
     return jnp.where(finite, values - total / jnp.maximum(count, 1), 0)
-
-
-def _divided(
-    deviations: jax.Array, values: jax.Array, eps: float, eps_root: float
-) -> jax.Array:
-    """Deviations over the standard deviation of all finite values."""
-    count = jnp.sum(jnp.isfinite(values), dtype=jnp.int32).astype(values.dtype)
-    variance = jnp.sum(_deviations(values, None) ** 2) / jnp.maximum(count, 1)
-    scale = jnp.sqrt(variance + eps_root) + eps
-    return deviations / jnp.where(scale > 0, scale, 1)
 
 
 def _lower_and_equal(values: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""Long moves, along which functions with steps change."""
+"""Long moves, along which piecewise constant functions change."""
 
 import itertools
 import math

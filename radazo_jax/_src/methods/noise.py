@@ -105,7 +105,7 @@ def measured(
         elif found > _ROUNDING * np.finfo(float).eps * largest:
             return found / largest
         elif shorter:
-            return None  # A short line is smooth, and a long one has steps.
+            return None  # A short line is smooth, and a long one jumps.
         else:
             length *= _FACTOR  # Values with few digits are equal, or lie on a line.
         if not _NEAR < length < _FAR_AWAY:
@@ -119,14 +119,19 @@ def are_hidden(changes: np.ndarray, value: float) -> np.ndarray:
     return np.isfinite(changes) & (abs(changes) <= least)
 
 
-def are_digits(changes: np.ndarray, value: float) -> bool:
-    """Whether changes are whole multiples of one, as of values with few digits."""
+def are_digits(changes: np.ndarray, value: float, begun: float) -> bool:
+    """Whether changes are whole multiples of one, as of values with few digits.
+
+    Near a minimum of 0, short changes of a smooth function are as alike, but no larger
+    than roundings of the value `begun` at the start.
+    """
     sizes = abs(changes[np.isfinite(changes) & (changes != 0)])
     if len(sizes) < 2:
         return False
     digit = np.min(sizes)
     away = abs(sizes / digit - np.round(sizes / digit)) < 0.05
-    return bool(digit > 1e-9 * abs(value) and np.mean(away) > 0.9)
+    least = max(1e-9 * abs(value), _ROUNDING * np.finfo(float).eps * abs(begun))
+    return bool(digit > least and np.mean(away) > 0.9)
 
 
 class Seek(NamedTuple):

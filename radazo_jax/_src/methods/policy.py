@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from radazo_jax._src import checks
-from radazo_jax._src.methods import evolution, far, many, noise, slopes
+from radazo_jax._src.methods import (
+    evolution,
+    far,
+    grid,
+    many,
+    noise,
+    quadratic,
+    slopes,
+)
 from radazo_jax._src.methods.contract import Ask, Box, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.points import (
     Differences,
@@ -50,7 +58,7 @@ _MOST = 100
 _UNMOVED = slopes.WITHIN, slopes.NOISE, slopes.FIXED
 
 CELLS = "parameters change the value by steps"
-STEPS = "the function is one of steps"
+STEPS = "the function is piecewise constant"
 MOVES = "moves along the parameters"
 
 
@@ -61,8 +69,11 @@ class Plan(NamedTuple):
       end: The best point so far, its value, and the kind of the function in words.
       smooth: Whether slopes can lead to a minimum.
       space: The space of the points.
+      begun: The value at the start.
       resolution: Relative spacing of the values, or their relative noise.
+      noise: Change of the value at the start between two evaluations.
       first: Differences at the point, if they are known.
+      hessian: Hessian matrix near the point, if a model has one.
       sizes: Sizes of the parameters, if they were sought.
       cells: Moves by which parameters that seem to have no effect change the value.
     """
@@ -70,14 +81,21 @@ class Plan(NamedTuple):
     end: End
     smooth: bool
     space: Space
+    begun: float
     resolution: float
+    noise: float = 0.0
     first: Differences | None = None
+    hessian: np.ndarray | None = None
     sizes: np.ndarray | None = None
     cells: np.ndarray | None = None
 
     def resolved(self, *values: float) -> float:
         """Returns the least change that matters next to these values."""
         return _EQUAL * self.resolution * max(map(abs, values))
+
+    def hidden(self, fall: float) -> float:
+        """Returns the step size within which noise hides a minimum after a fall."""
+        return min(max(math.sqrt(self.noise / fall), _NARROW), _WIDE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +119,9 @@ def untuned(
 ) -> Method:
     """The default method: the first values choose the steps, later ones change them.
 
-    The value at the start is evaluated twice, followed by a short difference along each
-    parameter. They decide between
+    The value at the start is evaluated twice. Up to 6 parameters, `quadratic` follows,
+    as long as its models lower the value; its last model starts the slopes. The next
+    values are a short difference along each parameter. They decide between
 
     - *noise*, if the two values differ by more than 10⁻⁶ of them: `evolution`, which
       has an estimate of the minimum besides its points;
@@ -110,8 +129,9 @@ def untuned(
       at longer moves: the noise is measured, and differences are as long as it says;
     - *steps*, if all changes are 0: differences that cross the steps as long as these
       lead down, then `evolution`;
-    - *sizes*, if slopes differ by more than 10⁴, or changes are hidden by rounding: for
-      each parameter a move is sought that changes the value by about a hundredth;
+    - *sizes*, if slopes differ by more than 10⁴, or changes are hidden by rounding, and
+      models have not led to lower values: for each parameter a move is sought that
+      changes the value by about a hundredth;
     - *slopes* otherwise: `slopes`, or `many` if there are more than 100 parameters.
 
     Slopes that lead nowhere are measured at both sides and at longer distances before
@@ -129,12 +149,18 @@ def untuned(
     slopes. At a saddle or on a plateau, a few of its steps look around even if there is
     no restart.
 
+    With a `step` of the run, quadratic models over the grid come first, and a move of
+    each parameter to its neighbors. They end if no neighbor is better; a neighbor of a
+    parameter is tried with continuous parameters as the model predicts them there. If a
+    budget ends the run, `evolution` follows, and models from each lower value. Under
+    noise, or for more than 100 parameters, `evolution` comes first.
+
     Args:
       tolerance: τ, a number in [0, 1), or `None`. The run ends if a step moved neither
         the value nor any parameter beyond it: |f′ − f| ≤ τ max(|f′|, |f(θ₀)|) and
         |θ′ᵢ − θᵢ| ≤ τ max(|θ′ᵢ|, size of i). By default, the resolution of the values
-        decides.
-      restarts: Number of searches after the first minimum, at least 0. By default any
+        decides. It has no effect with a `step` of the run.
+      restarts: Number of restarts after the first minimum, at least 0. By default any
         number if a budget ends the run, and none otherwise.
       scale: Order of magnitude of the distance to the minimum: a positive number, or a
         tree like the parameters of numbers and arrays that broadcast to the leaves.
@@ -158,8 +184,7 @@ def untuned(
       Numerical and Statistical Problems, Journal of the ACM 1961.
     """
     if tolerance is not None:
-        checks.check_unit_interval("tolerance", tolerance)
-        tolerance = checks.as_number(tolerance)
+        tolerance = checks.check_unit_interval("tolerance", tolerance)
     if restarts is not None:
         restarts = checks.check_int_at_least("restarts", restarts, 0)
     return Untuned(tolerance, restarts, scale)
@@ -170,9 +195,13 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
     d, left = len(start.params), math.inf if start.limited else 0
     if method.restarts is not None:
         left = method.restarts
+    if np.any(start.step):
+        noisy = abs(again - value) > _NOISY * abs(value)
+        of_run = value if np.isfinite(value) else again, noisy, method.scale, left
+        return (yield from grid.minimized(start, *of_run))
     population, sigma = evolution.default_population(d), _WIDE
     plan = yield from _first_values(method, start, value, again)
-    best, descends, reason = plan.end, plan.smooth, ""
+    best, before, descends, reason = plan.end, plan.begun, plan.smooth, ""
     origin = End(start.params, value, "") if left > 0 and np.isfinite(value) else None
     if best.reason == slopes.FIXED:
         return best
@@ -180,7 +209,6 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
         limit, most = -math.inf, None
         units = evolution.sizes(start._replace(params=best.params), method.scale)
         if descends:
-            before = best
             name = "slopes()" if d <= _MOST else "many()"
             start.report(name, reason)
             best, plan = yield from _search(method, start, plan, best, origin)
@@ -190,7 +218,7 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
             if best.reason == slopes.MINIMUM:
                 limit = best.value - plan.resolved(best.value, value)
                 # At a saddle or on a plateau slopes are as small as at a minimum.
-                moved = before.value - best.value > _LITTLE * abs(before.value)
+                moved = before - best.value > _LITTLE * abs(before)
                 if left <= 0:
                     if moved:
                         return best
@@ -204,23 +232,19 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
                 units = np.maximum(units, plan.cells / sigma)
         elif not np.isfinite(best.value):
             limit = math.inf
-        start.report(f"evolution(step_size={sigma})", best.reason or reason)
-        inner = evolution.steps(
-            best.params,
-            best.value,
-            start.box,
-            units,
-            sigma,
-            start.rng,
-            start.round,
-            population,
-        )
+        elif best.reason == slopes.NOISE and best.value < before:
+            sigma = plan.hidden(before - best.value)
+        start.report(f"evolution(step_size={sigma:.2g})", best.reason or reason)
+        at = best.params, best.value, start.box, units, sigma
+        inner = evolution.steps(*at, start.rng, start.round, population)
         found, interrupted = yield from _until(inner, limit, most)
         if interrupted and found.value < best.value:
             ahead = start._replace(params=found.params)
+            before, reason = found.value, "a lower value was found"
             if not np.isfinite(best.value):
-                plan = yield from _first_values(method, ahead, found.value, found.value)
-            best, descends, reason = found, plan.smooth, "a lower value was found"
+                plan = yield from _first_values(method, ahead, before, before)
+                found = plan.end
+            best, descends = found, plan.smooth
             continue
         if interrupted:
             return best
@@ -259,25 +283,32 @@ def _first_values(
 ) -> Part[Plan]:
     """Says from values near a point which method suits the function."""
     x, changed = start.params, abs(again - value)
-    value = value if np.isfinite(value) else again
-    space = Space.of(start, start.flatten(method.scale))
+    begun = value = value if np.isfinite(value) else again
+    space, hessian = Space.of(start, start.flatten(method.scale)), None
 
     def plan(kind: str, **known: Any) -> Plan:
-        known = {"resolution": start.resolution} | known
-        return Plan(End(x, value, kind), kind == "", space, **known)
+        known = {"resolution": start.resolution, "hessian": hessian} | known
+        return Plan(End(x, value, kind), kind == "", space, begun, **known)
 
     if not np.isfinite(value):
         value = np.inf
         return plan(slopes.FAILED)
-    if changed > _NOISY * abs(value):
-        return plan(slopes.NOISE)
+    noisy = changed > _NOISY * abs(value)
+    if len(x) <= (quadratic.FEW_IF_NOISY if noisy else quadratic.FEW):
+        start.report("quadratic()", "few parameters")
+        units = evolution.sizes(start, method.scale)
+        problem = x, value, start.box, units, start.round
+        models = quadratic.first(*problem, start.resolution, noisy * changed)
+        x, value, hessian = yield from models
+    if noisy:
+        return plan(slopes.NOISE, noise=changed)
     if len(x) > _MOST:
         return plan("")
     spacing = math.sqrt(start.resolution)
     first = yield from forward(x, value, spacing * space.spans(x), space)
     if not np.any(first.steps):
         return plan(slopes.FIXED)
-    if (yield from _are_coarse(x, value, first, space)):
+    if (yield from _are_coarse(x, value, begun, first, space)):
         found = yield from noise.measured(x, value, _PROBE, space)
         if found is not None and found < _COARSE:
             return plan("", resolution=found)
@@ -291,7 +322,8 @@ def _first_values(
         # The start was a saddle or on a plateau, and not between steps.
         ahead = start._replace(params=x)
         return (yield from _first_values(method, ahead, value, value))
-    if not noise.are_needed(first, value):
+    # Near a minimum slopes differ by chance, and sizes that models used are right.
+    if hessian is not None or not noise.are_needed(first, value):
         return plan("", first=first)
     sizes = yield from noise.sizes(x, value, first, space)
     space = space._replace(origin=x, sizes=sizes)
@@ -367,9 +399,11 @@ def _descent(
             space,
             plan.resolution,
             begun=plan.first,
+            hessian=plan.hessian,
+            first=plan.begun,
             tolerance=method.tolerance,
         )
-        plan = plan._replace(first=None, resolution=end.resolution)
+        plan = plan._replace(first=None, hessian=None, resolution=end.resolution)
         best = End(end.params, end.value, end.reason)
         if not np.any(end.dead) or end.reason in (slopes.NOISE, slopes.FIXED):
             return best, plan
@@ -412,10 +446,10 @@ def _along_few(start: Start, unit: np.ndarray, best: End) -> Steps:
 
 
 def _are_coarse(
-    x: np.ndarray, value: float, first: Differences, space: Space
+    x: np.ndarray, value: float, begun: float, first: Differences, space: Space
 ) -> Part[bool]:
     """Whether short changes are 0, or of one size, because values have few digits."""
-    if noise.are_digits(first.changes, value):
+    if noise.are_digits(first.changes, value, begun):
         return True
     dead = first.dead
     if not 4 * np.sum(dead) >= np.sum(first.steps != 0):

@@ -8,21 +8,38 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from radazo_jax._src.methods import evolution
-from radazo_jax._src.methods.contract import Box, End, Method, Part, Start, Steps
+from radazo_jax._src.methods.contract import (
+    Ask,
+    Box,
+    End,
+    Method,
+    Part,
+    Start,
+    Steps,
+    check_continuous,
+)
 
 # The first radius, in sizes of the parameters, and the last one, as a share of it.
 _FIRST, _LAST = 0.1, 1e-7
 
+# If values are noisy, models that come first have this first radius. Noise hides the
+# changes that are less than so many times as large.
+_IF_NOISY, _CLEAR = 0.3, 10.0
+
 # The model has at most so many points, times d.
 _POINTS = 6
 
-# Up to so many parameters, models come before slopes.
-FEW = 6
+# Up to so many parameters, models come before slopes, and if values are noisy, before
+# a strategy.
+FEW, FEW_IF_NOISY = 6, 20
 
 # Models that come first end at this share of the first radius; after so many
 # evaluations, times d + 1; or after so many without progress, which is a fall by more
 # than a share of all falls so far.
 _LAST_FIRST, _LONGEST, _PATIENCE, _PROGRESS = 1e-2, 15, 2, 1e-3
+
+# They also end if they promise less than this share of all falls so far.
+_LITTLE = 1e-7
 
 # They do not begin if the first changes along two parameters differ by this factor.
 _APART = 1e3
@@ -52,6 +69,7 @@ class Quadratic:
     scale: Any = 1.0
 
     def __call__(self, start: Start) -> Steps:
+        check_continuous("quadratic()", start)
         value = float((yield start.params[None])[0])
         if not np.isfinite(value):
             return End(start.params, np.inf, "the function failed")
@@ -256,25 +274,34 @@ class Region:
       radius: Δ, within which the model is minimized.
       resolution: ρ, the least radius until the model is good at that distance.
       highest: The highest value so far, which stands for those that failed.
+      count: Number of values.
+      failed: Whether one of them failed.
     """
 
     def __init__(self, points: np.ndarray, values: np.ndarray, radius: float):
         self.points, self.values = points, values
         self.hessian = np.zeros((points.shape[1], points.shape[1]))
         self.radius = self.resolution = radius
-        self.highest = -np.inf
+        self.highest, self.count, self.failed = -np.inf, 0, False
         self.comparable(values)
 
     def comparable(self, values: np.ndarray) -> np.ndarray:
         """Returns the values, the highest one so far for those that failed."""
         finite = np.isfinite(values)
         self.highest = max(self.highest, *values[finite], -np.inf)
+        self.count += len(values)
+        self.failed |= not np.all(finite)
         return np.where(finite, values, self.highest)
 
     @property
     def best(self) -> int:
         """The number of the best point."""
         return int(np.argmin(self.values))
+
+    @property
+    def lowest(self) -> float:
+        """The value of the best point."""
+        return float(self.values[self.best])
 
     @property
     def away(self) -> np.ndarray:
@@ -362,8 +389,6 @@ def steps(
     round: Callable[[np.ndarray], np.ndarray],
     *,
     resolution: float,
-    radius: float = _FIRST,
-    last: float = _LAST,
 ) -> Steps:
     """Takes the steps of `quadratic`.
 
@@ -374,38 +399,15 @@ def steps(
       units: Sizes of the parameters, shape [d].
       round: Rounds points to the dtypes of the parameters.
       resolution: Relative spacing of values.
-      radius: First radius, in sizes of the parameters.
-      last: Share of it at which the run ends.
     """
     frame = Frame.of(x, box, units, round)
-    d = len(frame.units)
-    if d == 0:
+    if not len(frame.units):
         return End(x, value, "no parameter can move")
-    most = min((d + 1) * (d + 2) // 2, _POINTS * d)
-    at = yield from _begun(frame, value, radius)
-    while at.resolution > last * radius and frame.moves(at):
-        _, gradient, hessian, _ = at.model()
-        step = in_box(gradient, hessian, at.room(frame.box), 1.0)
-        length = at.radius * float(np.linalg.norm(step))
-        fall = -float(gradient @ step + step @ hessian @ step / 2)
-        best, ratio, is_tried = at.best, 0.0, False
-        if length >= at.resolution / 2 and fall > resolution * abs(at.values[best]):
-            new = frame.point(at.points[best] + at.radius * step)
-            found = at.comparable((yield new[None]))[0]
-            ratio, is_tried = (at.values[best] - found) / fall, True
-            at.add(frame.place(new), found, most)
-            at.judge(ratio, length)
-            if ratio > _GOOD:
-                continue
-        closer = at.closer(frame.box)
-        if closer is not None:
-            new = frame.point(closer[1])
-            at.values[closer[0]] = at.comparable((yield new[None]))[0]
-            at.points[closer[0]] = frame.place(new)
-        elif not (is_tried and (ratio > 0 or max(at.radius, length) > at.resolution)):
-            at.sharpen()
+    at = yield from _begun(frame, value, _FIRST)
+    while at.resolution > _LAST * _FIRST and frame.moves(at):
+        yield from _step(frame, at, resolution)
     point = frame.point(at.points[at.best])
-    return End(point, float(at.values[at.best]), "a minimum was found")
+    return End(point, at.lowest, "a minimum was found")
 
 
 def _begun(frame: "Frame", value: float, radius: float) -> Part[Region]:
@@ -416,9 +418,62 @@ def _begun(frame: "Frame", value: float, radius: float) -> Part[Region]:
     )
     points = np.vstack([np.zeros(d), frame.place(ends)])
     at = Region(points, np.array([value]), radius)
-    at.values = np.append(value, at.comparable((yield ends)))
+    asked = Ask(ends, center=frame.x)
+    at.values = np.append(value, at.comparable((yield asked)))
     at.radius *= math.sqrt(d)  # Steps move all parameters.
     return at
+
+
+def _step(frame: Frame, at: Region, resolution: float) -> Part[float]:
+    """Evaluates the minimum of the model, or makes the model better.
+
+    Returns:
+      The fall of the value that the model promised.
+    """
+    d = len(frame.units)
+    most = min((d + 1) * (d + 2) // 2, _POINTS * d)
+    _, gradient, hessian, _ = at.model()
+    step = in_box(gradient, hessian, at.room(frame.box), 1.0)
+    length = at.radius * float(np.linalg.norm(step))
+    fall = -float(gradient @ step + step @ hessian @ step / 2)
+    before, ratio, is_tried = at.lowest, 0.0, False
+    if length >= at.resolution / 2 and fall > resolution * abs(before):
+        new = frame.point(at.points[at.best] + at.radius * step)
+        found = yield from _value(frame, at, new)
+        ratio, is_tried = (before - found) / fall, True
+        at.add(frame.place(new), found, most)
+        at.judge(ratio, length)
+        if ratio > _GOOD:
+            return fall
+    closer = at.closer(frame.box)
+    if closer is not None:
+        new = frame.point(closer[1])
+        at.values[closer[0]] = yield from _value(frame, at, new)
+        at.points[closer[0]] = frame.place(new)
+    elif not (is_tried and (ratio > 0 or max(at.radius, length) > at.resolution)):
+        at.sharpen()
+    return fall
+
+
+def _value(frame: Frame, at: Region, point: np.ndarray) -> Part[float]:
+    """Evaluates a point; the best one so far is the estimate of the minimum."""
+    center = frame.point(at.points[at.best])
+    return float(at.comparable((yield Ask(point[None], center=center)))[0])
+
+
+class Known(NamedTuple):
+    """What models know where they end.
+
+    Attributes:
+      params: Best point, shape [d].
+      value: Its value.
+      hessian: Hessian matrix of the model, zero for parameters that cannot move, shape
+        [d, d]; `None` if the models did not lead to lower values until their end.
+    """
+
+    params: np.ndarray
+    value: float
+    hessian: np.ndarray | None = None
 
 
 def first(
@@ -428,38 +483,47 @@ def first(
     units: np.ndarray,
     round: Callable[[np.ndarray], np.ndarray],
     resolution: float,
-) -> Part[End]:
+    noise: float = 0.0,
+) -> Part[Known]:
     """Takes steps along models as long as they are worth it, before other methods.
 
-    They are not if the function fails, if the sizes of the parameters are wrong, or if
-    values hardly fall. See `steps` for the arguments.
+    They are not if the function fails, if the sizes of the parameters are wrong, if
+    noise hides the first changes, or if values hardly fall. If values are noisy, points
+    are further apart.
 
-    Returns:
-      The best point, with the reason `""`.
+    Args:
+      x: Start, shape [d].
+      value: Its value, finite.
+      box: Bounds.
+      units: Sizes of the parameters, shape [d].
+      round: Rounds points to the dtypes of the parameters.
+      resolution: Relative spacing of values.
+      noise: Change of the value at the start between two evaluations.
     """
-    best, begun, count = End(x, value, ""), value, 1
-    size = 1 + int(np.sum(box.lower < box.upper))
-    values: Any = None
-    latest = 1
-    inner = steps(x, value, box, units, round, resolution=resolution, last=_LAST_FIRST)
-    while count < _LONGEST * size and count - latest <= _PATIENCE * size:
-        try:
-            points: Any = inner.send(values)
-        except StopIteration:
+    frame = Frame.of(x, box, units, round)
+    size = len(frame.units) + 1
+    if size == 1:
+        return Known(x, value)
+    radius = _IF_NOISY if noise else _FIRST
+    at = yield from _begun(frame, value, radius)
+    latest, hessian, changes = at.count, None, at.values[1:] - value
+    if noise and np.max(abs(changes)) < _CLEAR * noise:
+        return Known(x, value)
+    goes_on = not (at.failed or _are_apart(changes))
+    while goes_on and at.resolution > _LAST_FIRST * radius and frame.moves(at):
+        before = at.lowest
+        fall = yield from _step(frame, at, resolution)
+        if before - at.lowest > _PROGRESS * (value - at.lowest):
+            latest = at.count
+        idle = at.count - latest
+        goes_on = not at.failed and idle <= _PATIENCE * size
+        if at.count >= _LONGEST * size or fall <= _LITTLE * (value - at.lowest):
             break
-        values = yield points
-        count += len(values)
-        comparable = np.where(np.isfinite(values), values, np.inf)
-        least = int(np.argmin(comparable))
-        if comparable[least] < best.value:
-            fall = best.value - comparable[least]
-            best = End(points[least], float(comparable[least]), "")
-            latest = count if fall > _PROGRESS * (begun - best.value) else latest
-        if not np.all(np.isfinite(values)):
-            break
-        if count == size and _are_apart(values - value):
-            break
-    return best
+    if goes_on and at.lowest < value:
+        hessian = np.zeros((len(x), len(x)))
+        curvatures = at.hessian / np.outer(frame.units, frame.units)
+        hessian[np.ix_(frame.free, frame.free)] = curvatures
+    return Known(frame.point(at.points[at.best]), at.lowest, hessian)
 
 
 def _are_apart(changes: np.ndarray) -> bool:

@@ -7,7 +7,15 @@ import numpy as np
 
 from radazo_jax._src import checks
 from radazo_jax._src.methods import noise
-from radazo_jax._src.methods.contract import Ask, End, Method, Part, Start, Steps
+from radazo_jax._src.methods.contract import (
+    Ask,
+    End,
+    Method,
+    Part,
+    Start,
+    Steps,
+    check_continuous,
+)
 from radazo_jax._src.methods.evolution import sizes
 from radazo_jax._src.methods.points import (
     Differences,
@@ -60,6 +68,9 @@ _FAR, _LONGER = 1e-2, 300.0
 # The value falls no more if it falls by less than so many roundings, twice.
 _EQUAL = 8.0
 
+# Curvatures of less than this share of the largest one may be errors of a model.
+_FLAT = 1e-6
+
 # The least curvature of a step that the memory keeps.
 _CURVED = 1e-10
 
@@ -81,6 +92,13 @@ class Memory:
         """Keeps a step, unless the function is not convex along it."""
         if step @ change > _CURVED * np.linalg.norm(step) * np.linalg.norm(change):
             self.pairs = [*self.pairs, (step, change)][-self.most :]
+
+    def know(self, hessian: np.ndarray) -> None:
+        """Keeps a step along each axis of a Hessian matrix, with its change."""
+        curvatures, basis = np.linalg.eigh(hessian)
+        for curvature, axis in zip(curvatures, basis.T, strict=True):
+            if curvature > _FLAT * curvatures[-1]:
+                self.add(axis, curvature * axis)
 
     def direction(self, gradient: np.ndarray, free: np.ndarray) -> np.ndarray:
         """Returns −H g within the parameters that are free, shape [d].
@@ -207,7 +225,7 @@ class Progress:
     Attributes:
       x: The point, shape [d].
       value: Its value.
-      start: The value at the first point.
+      start: The value at the start of the run.
       resolution: Relative spacing of the values, or their relative noise.
       spacing: Length of the differences, in spans.
       twosided: Whether differences are central ones.
@@ -217,8 +235,8 @@ class Progress:
       nowhere: Number of times that central differences led nowhere.
     """
 
-    def __init__(self, x: np.ndarray, value: float, resolution: float):
-        self.x, self.value, self.start = x, value, value
+    def __init__(self, x: np.ndarray, value: float, start: float, resolution: float):
+        self.x, self.value, self.start = x, value, start
         self.resolution = resolution
         self.memory = Memory(max(10, min(2 * len(x), 40)))
         self.twosided, self.reach, self.nowhere = False, 0.0, 0
@@ -256,6 +274,8 @@ def steps(
     resolution: float,
     *,
     begun: Differences | None = None,
+    hessian: np.ndarray | None = None,
+    first: float | None = None,
     tolerance: float | None = None,
 ) -> Part[Ended]:
     """Takes quasi-Newton steps along differences, until they lead nowhere.
@@ -269,9 +289,13 @@ def steps(
       space: The space of the points.
       resolution: Relative spacing of the values, or their relative noise.
       begun: Differences at x if they are known.
+      hessian: Hessian matrix near x if it is known, shape [d, d].
+      first: Value at the start of the run, if it began elsewhere.
       tolerance: See `untuned`.
     """
-    at = Progress(x, value, resolution)
+    at = Progress(x, value, value if first is None else first, resolution)
+    if hessian is not None:
+        at.memory.know(hessian * np.outer(space.sizes, space.sizes))
     before: tuple[np.ndarray, np.ndarray] | None = None
     equal = jumps = cuts = 0
     is_probed = False
@@ -336,7 +360,7 @@ def _without_a_step(
         again = float((yield at.x[None])[0])
         if abs(again - at.value) > at.resolution * abs(at.value):
             return NOISE
-    if searched.lied and not at.twosided:
+    if searched.lied and not (at.twosided or settled):
         found = yield from noise.measured(at.x, at.value, _PROBE, space)
         if found is not None and found > at.resolution:
             at.resolution, at.memory = found, Memory(at.memory.most)
@@ -414,6 +438,7 @@ class Slopes:
     scale: Any = 1.0
 
     def __call__(self, start: Start) -> Steps:
+        check_continuous("slopes()", start)
         value = float((yield start.params[None])[0])
         if not np.isfinite(value):
             return End(start.params, value, FAILED)
@@ -470,6 +495,5 @@ def slopes(tolerance: float | None = None, scale: Any = 1.0) -> Method:
       2012.
     """
     if tolerance is not None:
-        checks.check_unit_interval("tolerance", tolerance)
-        tolerance = checks.as_number(tolerance)
+        tolerance = checks.check_unit_interval("tolerance", tolerance)
     return Slopes(tolerance, scale)

@@ -31,8 +31,7 @@ from radazo_jax._src.runs.smoothing import Evaluated, Smoothing, Table
 _DIRECTIONS = 4
 _REPEATS = 4
 
-# Evaluations added if the first ones at θ differ: at θ, and at each other point.
-_MORE_AT_START, _MORE_AT_POINTS = 12, 3
+_MORE = 12  # Evaluations at θ that are added if the first ones differ.
 
 # Shares and ratios beyond which there is advice.
 _MUCH_LOST = 0.3
@@ -110,8 +109,8 @@ def diagnose(
 
     It evaluates a Python function four times at θ, and at two points along each of at
     most four directions, at the distance of the estimator: 12 evaluations. If the
-    values at θ differ, it evaluates θ 12 more times and each other point 3 more times,
-    to separate the noise from the change of the function: 48 evaluations.
+    values at θ differ, it evaluates θ 12 more times, to separate the noise from the
+    change of the function.
 
     A function that JAX traces is evaluated as by `find_smoothing`, and at the distance
     of the estimator: 272 evaluations. With `sample`, a learning rate is measured as by
@@ -250,8 +249,8 @@ class _Values(NamedTuple):
 
     Attributes:
       base: Repeated values at θ, each row at the same minibatch: [rows, repeats].
-      moved: Repeated values around θ, both ways along directions, one for each row of
-        `base` if it has several: [repeats, directions, 2].
+      moved: Values around θ, both ways along directions, one for each row of `base` if
+        it has several: [directions, 2].
       failures: Texts about evaluations that failed.
     """
 
@@ -264,40 +263,28 @@ class _Values(NamedTuple):
         """The values at a distance of a table that has the distance 0 as well."""
         at = int(np.searchsorted(table.distances, np.float32(own)))
         base = np.concatenate([table.base, table.ahead[:, :1], table.back[:, :1]], 1)
-        return cls(base, np.stack([table.ahead[:, at], table.back[:, at]], 1)[None])
+        return cls(base, np.stack([table.ahead[:, at], table.back[:, at]], 1))
 
     def diagnosis(self, dtype: Any) -> Diagnosis:
         """The change of the function, without the part that noise has in it."""
-        base, _ = _mean(self.base, 1)
-        change, _ = _mean(self.moved, 0)
-        change = change - base[:, None]
-        noise = self.noise()
-        # The variances that noise gives to means at θ and at the other points.
-        at_start, at_points = noise**2 / self.base.shape[1], noise**2 / len(self.moved)
+        finite = np.isfinite(self.base)
+        count = finite.sum(1)
+        with np.errstate(all="ignore"):
+            base = np.where(finite, self.base, 0).sum(1) / count
+            errors = np.where(finite, self.base - base[:, None], 0)
+            noise = math.sqrt(np.sum(errors**2) / np.sum(np.maximum(count - 1, 0)))
+            change = self.moved - base[:, None]
+        # The variances that noise gives to values around θ, and to means at θ.
+        at_points, at_start = noise**2, noise**2 / self.base.shape[1]
         above, below = change.T
         slope = _signal((above - below) / 2, at_points / 2)
-        curve = _signal((above + below) / 2, at_start + at_points / 2)
-        value = float(_mean(base, 0)[0])
-        size = _signal(change, at_start + at_points)
+        curve = _signal((above + below) / 2, at_points / 2 + at_start)
+        size = _signal(change, at_points + at_start)
+        known = base[np.isfinite(base)]
+        value = float(known.mean()) if known.size else math.nan
         spacing = _spacing(value, dtype)
         curvature = _ratio(curve, slope)
         return Diagnosis(value, noise, size, spacing, curvature, {}, self.failures, ())
-
-    def noise(self) -> float:
-        """The standard deviation of repeated values."""
-        parts = [self.base, self.moved.reshape(len(self.moved), -1).T]
-        squares = [np.square(x - _mean(x, 1)[0][:, None]) for x in parts]
-        total = sum(float(np.nansum(np.where(np.isfinite(x), x, 0))) for x in squares)
-        freedom = sum(int(np.sum(np.maximum(_mean(x, 1)[1] - 1, 0))) for x in parts)
-        return math.sqrt(total / freedom) if freedom else math.nan
-
-
-def _mean(values: np.ndarray, axis: int) -> tuple[Any, Any]:
-    """The mean of values that are finite, NaN without one, and their number."""
-    finite = np.isfinite(values)
-    count = finite.sum(axis)
-    with np.errstate(all="ignore"):
-        return np.where(finite, values, 0).sum(axis) / count, count
 
 
 def _by_hand(fun: Any, params: Any, points: Points) -> _Values:
@@ -307,11 +294,9 @@ def _by_hand(fun: Any, params: Any, points: Points) -> _Values:
     scales = jnp.concatenate([forth, -forth], axis=1)
     points = Points(points.directions, scales, True, points.layout)
     asked = jax.device_get(jax.jit(candidates)(points, params))
-    others = list(range(1, points.num_points))
     failures: set[str] = set()
 
-    def evaluate(at_start: int, at_points_each: int) -> Any:
-        order = np.array([0] * at_start + others * at_points_each)
+    def evaluate(order: list[int]) -> Any:
         try:
             with External().open(fun) as calls:
                 outcome = calls.repeat(jax.tree.map(lambda x: x[order], asked))
@@ -319,14 +304,13 @@ def _by_hand(fun: Any, params: Any, points: Points) -> _Values:
             raise TypeError(str(mistake)) from mistake.__cause__
         assert outcome is not None
         failures.update(outcome.failures.values())
-        moved = outcome.values[at_start:].reshape(at_points_each, -1, 2)
-        return outcome.values[None, :at_start], moved
+        return outcome.values
 
-    base, moved = evaluate(_REPEATS, 1)
+    values = evaluate([0] * _REPEATS + list(range(1, points.num_points)))
+    base, moved = values[:_REPEATS], values[_REPEATS:].reshape(-1, 2)
     if np.unique(base[np.isfinite(base)]).size > 1:
-        more = evaluate(_MORE_AT_START, _MORE_AT_POINTS)
-        base, moved = np.append(base, more[0], 1), np.concatenate([moved, more[1]])
-    return _Values(base, moved, tuple(sorted(failures)))
+        base = np.append(base, evaluate([0] * _MORE))
+    return _Values(base[None], moved, tuple(sorted(failures)))
 
 
 def _instead(found: Diagnosis, otherwise: str = "") -> str:
@@ -340,7 +324,7 @@ def _advice(
     found: Diagnosis, values: _Values, params: Any, reasons: list[str]
 ) -> list[str]:
     """Settings to change."""
-    everything = np.concatenate([values.base.ravel(), values.moved.ravel()])
+    everything = np.append(values.base, values.moved)
     failed = int(np.sum(~np.isfinite(everything)))
     text = f"fun failed at {failed} of {everything.size} points: find out why first"
     seen = _on_values(found, values, reasons)

@@ -2,10 +2,10 @@
 
 import dataclasses
 import functools
-import math
 from typing import Any, NamedTuple, TypeGuard
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
@@ -66,21 +66,38 @@ def of_run(
     """
     rate = None
     if begins:
-        rate = _of_journal(file) or _found(run, state, budget)
+        line = None if file is None else file.line
+        rate = of_line(line) or _found(run, state, budget)
         budget.spend(rate.num_evaluations)
         if rate.num_steps is None:
             rate = rate.over(budget.total)
-        held = with_rate(
-            state.optimizer_state, rate.learning_rate, rate.num_steps, rate.smoothing
-        )
-        state = state._replace(optimizer_state=held)
-    end = end_of(state.optimizer_state)
-    if end is not None:
-        budget.end_at(end, int(state.step))
-    far = smoothing_of(state.optimizer_state)
-    if far is not None and _is_measured(run.estimator):
-        run = run._replace(estimator=dataclasses.replace(run.estimator, smoothing=far))
-    return run, state, rate
+        state = with_rate(state, rate)
+    kept = _of_state(state)
+    if kept is not None and kept.num_steps:
+        budget.end_at(int(kept.num_steps), int(state.step))
+    return with_smoothing(run, state), state, rate
+
+
+def with_rate(state: SolverState, rate: LearningRate) -> SolverState:
+    """The state before the first step, with a rate and a smoothing."""
+    held = DecayedRate.of(rate.learning_rate, rate.num_steps, rate.smoothing)
+    return state._replace(optimizer_state=(*state.optimizer_state[:-1], held))
+
+
+def with_smoothing(run: Run, state: SolverState) -> Run:
+    """The run at the smoothing of its state, unless the caller named another one."""
+    kept = _of_state(state)
+    if kept is None or jnp.isnan(kept.smoothing) or not _is_measured(run.estimator):
+        return run
+    far = float(kept.smoothing)
+    return run._replace(estimator=dataclasses.replace(run.estimator, smoothing=far))
+
+
+def _of_state(state: SolverState) -> DecayedRate | None:
+    """The rate in a state, if it was measured."""
+    held = state.optimizer_state
+    is_measured = isinstance(held, tuple) and held and isinstance(held[-1], DecayedRate)
+    return held[-1] if is_measured else None
 
 
 def _is_measured(estimator: GradientEstimator) -> TypeGuard[FiniteDifferences]:
@@ -88,9 +105,8 @@ def _is_measured(estimator: GradientEstimator) -> TypeGuard[FiniteDifferences]:
     return isinstance(estimator, FiniteDifferences) and not estimator.is_named
 
 
-def _of_journal(file: Journal | None) -> LearningRate | None:
-    """The rate in the first line of a journal."""
-    line = None if file is None else file.line
+def of_line(line: dict[str, Any] | None) -> LearningRate | None:
+    """The rate that was measured, in the first line of a journal."""
     fields = None if line is None else line.get("learning_rate")
     return None if fields is None else LearningRate(**fields)
 
@@ -173,31 +189,6 @@ def radazo_at(
     chain = _chain(replayed, max_directions)
     begin = Partial(_begun, chain.init, DecayedRate.of(learning_rate, num_steps))
     return optax.GradientTransformationExtraArgs(begin, chain.update)
-
-
-def with_rate(
-    state: Any,
-    learning_rate: float,
-    num_steps: int | None,
-    smoothing: float | None = None,
-) -> Any:
-    """A state of `radazo_at` before its first update, with another rate."""
-    return (*state[:-1], DecayedRate.of(learning_rate, num_steps, smoothing))
-
-
-def end_of(state: Any) -> int | None:
-    """The number of updates after which the rate is 0, if a state has such a rate."""
-    if isinstance(state, tuple) and state and isinstance(state[-1], DecayedRate):
-        return int(state[-1].num_steps) or None
-    return None
-
-
-def smoothing_of(state: Any) -> float | None:
-    """The smoothing that was measured with the rate of a state, if there is one."""
-    if isinstance(state, tuple) and state and isinstance(state[-1], DecayedRate):
-        far = float(state[-1].smoothing)
-        return None if math.isnan(far) else far
-    return None
 
 
 def _begun(init: Any, rate: DecayedRate, params: optax.Params) -> Any:

@@ -109,8 +109,8 @@ def find_smoothing(
 ) -> Smoothing:
     """Measures how far from θ to evaluate a loss, for differences along directions.
 
-    Rounding, signs, spikes and the choice of the largest make a loss of steps. Short
-    differences then show the steps, and long ones the curvature. In between, a
+    Rounding, signs, spikes and the choice of the largest make a loss jump. Short
+    differences then show the jumps, and long ones the curvature. In between, a
     difference shows a slope that holds at other distances, too. The loss is evaluated
     at θ ± sᵢu at six distances sᵢ along the same sixteen directions u, each on a
     minibatch of its own. With oᵢ the odd part of the two differences from the loss at

@@ -21,7 +21,7 @@ from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.methods.policy import untuned
 from radazo_jax._src.names import checks_names
 from radazo_jax._src.points import candidates
-from radazo_jax._src.runs import asker, history
+from radazo_jax._src.runs import asker, history, rates
 from radazo_jax._src.runs.asker import Asker, MethodState
 from radazo_jax._src.runs.journal import (
     Journal,
@@ -33,9 +33,11 @@ from radazo_jax._src.runs.journal import (
     of_points,
 )
 from radazo_jax._src.runs.results import Best
+from radazo_jax._src.runs.vectors import refuse_step
 from radazo_jax._src.steps import box, states, step
 from radazo_jax._src.steps.box import BoundsLike
 from radazo_jax._src.steps.states import Run, SolverState
+from radazo_jax._src.steps.step import traced
 
 _PART = 1000  # Steps of a journal.
 
@@ -84,7 +86,9 @@ class Stepper:
         """Returns the points of the next step, on the device."""
         if self._asks is None:
             self._asks = programs.of(candidates_of, self.run, self.state)
-        return self._asks(self.state)
+        points = self._asks(self.state)
+        states.check_known(points)
+        return points
 
     def tell(self, values: np.ndarray) -> jax.Array:
         """Takes a step; returns its numbers, which `names` names."""
@@ -92,6 +96,7 @@ class Stepper:
             given = self.run, self.state, values
             self._takes = programs.of(take, *given, donate=[0])
         self.state, numbers, self.checksum = self._takes(self.state, values)
+        states.check_known(numbers)  # The optimizer may hold traced numbers.
         return numbers
 
 
@@ -305,6 +310,7 @@ def ask_tell(
     *,
     key: jax.typing.ArrayLike = 0,
     bounds: BoundsLike | None = None,
+    step: Any = None,
     state: SolverState | MethodState | None = None,
 ) -> Told:
     """Minimizes a function that is evaluated by hand, or by anything else.
@@ -317,8 +323,8 @@ def ask_tell(
       params: The starting point, a tree of floating-point arrays. Not modified. NumPy's
         float64 is kept.
       optimizer: A method such as `methods.untuned()`, the default; or an Optax
-        transformation such as `radazo(1e-3)`. The latter gets `value`, `grad`, `slope`
-        and `measured` as extra arguments, as in `minimize`, and no `value_fn`.
+        transformation such as `radazo(1e-3)`. The latter gets `value`, `grad` and
+        `slope` as extra arguments, as in `minimize`, and no `value_fn`.
       estimator: An estimator, such as `forward_difference()`, if an Optax
         transformation is given.
       key: The key of the whole run; it is consumed.
@@ -327,6 +333,7 @@ def ask_tell(
         A list of pairs, one for each element of an array of parameters, is read as
         SciPy reads it. `None` is no bound. A point that is moved into the box is no
         longer along its direction, which biases estimates at the border.
+      step: As in `minimize`.
       state: A state to continue from, the `state` of such a run or of a result. Its
         parameters and key replace `params` and `key`.
 
@@ -365,10 +372,11 @@ def ask_tell(
     if is_method(optimizer, estimator):
         method: Any = untuned() if optimizer is None else optimizer
         resolution = asker.resolution_of(None, initial)
-        given = initial, key, box.as_bounds(bounds), resolution, False, state
+        given = initial, key, box.as_bounds(bounds), resolution, False, state, step
         with trees.precision_of(initial if state is None else state.params):
             maker = asker.begun(method, *given)
         return Told(maker, Best(maker.params))
+    refuse_step(step)
     states.check_run(optimizer, estimator)
     of_run: Any = None, None, optimizer, estimator, vectorized(), box.as_bounds(bounds)
     run = Run(*of_run)
@@ -405,6 +413,7 @@ def begin(
     else:
         states.check_state(run, state, leaves=True)
     states.check_known(state)
+    checks.check_not_deleted("state", state)
     return trees.copy(state)
 
 
@@ -418,6 +427,7 @@ def replay(
     fun: Objective | None = None,
     sample: Callable[[jax.Array], object] | None = None,
     bounds: BoundsLike | None = None,
+    step: Any = None,
     exact: bool = True,
 ) -> SolverState | MethodState:
     """Rebuilds a run from the values in its journal, without an evaluation.
@@ -425,10 +435,8 @@ def replay(
     Args:
       journal: The file that `minimize` or `minimize_black_box` wrote.
       params: The starting point of the run.
-      optimizer: The optimizer or the method of the run, `None` if the run named none.
-        If its learning rate was measured, pass `radazo(found.schedule)` and an
-        estimator with `found.smoothing`, in which `found` is the result's
-        `learning_rate`.
+      optimizer: The optimizer or the method of the run, `None` if the run named none:
+        the journal has the learning rate and the smoothing that were measured.
       estimator: The estimator, likewise.
       evaluator: The evaluator of the run. It evaluates nothing here, but determines how
         directions are stored, and so how their sums are rounded.
@@ -436,6 +444,7 @@ def replay(
         evaluated: `low_rank` perturbs the matrices that it multiplies.
       sample: As in `minimize`, with `fun`.
       bounds: As in `minimize_black_box`.
+      step: As in `minimize`.
       exact: Whether parameters must be bitwise equal to the run's before each step.
         They are equal with the same versions on the same kind of machine. Otherwise
         sums may be rounded in other ways, and an adaptive run amplifies it.
@@ -475,25 +484,32 @@ def replay(
     told: Told
     with jax.enable_x64(trees.has_x64() or line["dtype"] == "float64"):
         key = jax.random.wrap_key_data(jnp.array(line["key"], jnp.uint32))
-        if is_method(optimizer, estimator):
+        rate = rates.of_line(line) if optimizer is None else None
+        if rate is None and is_method(optimizer, estimator):
             method: Any = untuned() if optimizer is None else optimizer
             resolution = asker.resolution_of(fun, params)
-            given = params, key, box.as_bounds(bounds), resolution, True
+            given = params, key, box.as_bounds(bounds), resolution, True, None, step
             maker = asker.begun(method, *given)
             if exact:
                 found.check_same_run(line_of_method(maker, box.as_bounds(bounds)))
             told = Told(maker)
             told.rebuild([record for record in found.records if record.again is None])
             return told.state
+        refuse_step(step)
+        if rate is not None:
+            optimizer, estimator = rates.default(trees.size(params), estimator)
         states.check_run(optimizer, estimator)
         of_run: Any = fun, sample, optimizer, estimator, evaluator
         run = Run(*of_run)._replace(bounds=box.as_bounds(bounds))
         state = begin(run, params, key)
+        if rate is not None:
+            state = rates.with_rate(state, rate)
+            run = rates.with_smoothing(run, state)
         if exact:
             # The checksums of the parameters compare learning rates.
             kept = {name: line.get(name) for name in ("learning_rate", "values")}
             found.check_same_run(line_of_run(state, run) | kept)
-        told = Told(Stepper(step.traced(run, state), state))
+        told = Told(Stepper(traced(run, state), state))
         told.rebuild(found.records, exact)
         # Without a function that JAX can trace, the run is one of NumPy arrays.
         return told.maker.state if fun is not None else told.state

@@ -1,6 +1,5 @@
 """Estimators as Optax gradient transformations."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,11 +15,11 @@ from radazo_jax._src.contracts import (
     check_estimator,
     check_evaluator,
 )
-from radazo_jax._src.estimators.gradients import Evaluated, evaluated
+from radazo_jax._src.estimators.gradients import evaluated
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.steps.draws import draw_of
-from radazo_jax._src.steps.step import direction_of, is_skipped, value_here
+from radazo_jax._src.steps.step import direction_of, is_skipped
 
 
 class EstimateGradientState(NamedTuple):
@@ -71,7 +70,7 @@ def estimate_gradient(
       inner: A transformation that gets the estimate as its updates, and `value`,
         `grad`, `slope` and `value_fn` as extra arguments, if it takes any. A chain
         passes the same extra arguments to all of its members, so a transformation
-        that needs values of the estimate, such as `scale_by_bfgs`, must go here.
+        that needs the estimate, such as `scale_by_replayed_radazo`, must go here.
         A step in which no value can be used is skipped as by `solver`: the updates are
         zero, and the state of `inner` does not change.
       evaluator: The evaluator of the points, as in `value_and_grad`.
@@ -87,7 +86,6 @@ def estimate_gradient(
 
     Raises:
       TypeError: If `estimator` is not a `GradientEstimator`, the key is no key,
-        `inner` is a search, which finds step sizes in `solver` and `minimize` alone,
         `params` have been masked, or, in `update`, `value_fn` is missing.
       ValueError: If processes hold different keys, or, in `update`, `params` is
         missing.
@@ -154,17 +152,19 @@ def estimate_gradient(
         if inner is None:
             new, inner_state = found.estimate.gradient.materialize(params), ()
         else:
-            new, inner_state = _inner_update(
-                tx, found, state.inner_state, params, loss, others
+            new, after = direction_of(
+                tx, state.inner_state, params, found.estimate, loss, **others
             )
-        after = EstimateGradientState(
+            takes = ~is_skipped(found.estimate, found.values)
+            new = jax.tree.map(lambda u: jnp.where(takes, u, 0), new)
+            inner_state = optax.tree.where(takes, after, state.inner_state)
+        return new, EstimateGradientState(
             state.key,
             optax.safe_increment(state.step),
             found.estimate.value.astype(jnp.float32),
             found.state,
             inner_state,
         )
-        return new, after
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -177,24 +177,6 @@ def _checked(value_fn: Any) -> Loss:
             f"gradient is estimated; got {value_fn!r}."
         )
     return value_fn
-
-
-def _inner_update(
-    tx: optax.GradientTransformationExtraArgs,
-    found: Evaluated,
-    state: Any,
-    params: optax.Params,
-    loss: Callable[[optax.Params], Any],
-    others: dict[str, Any],
-) -> tuple[Any, Any]:
-    """The updates of the inner transformation, zero unless the step is taken."""
-    here = value_here(found.points, found.values)
-    updates, _, after = direction_of(
-        tx, state, params, found.estimate, here, loss, **others
-    )
-    takes = ~is_skipped(found.estimate, found.values)
-    updates = jax.tree.map(lambda u: jnp.where(takes, u, 0), updates)
-    return updates, optax.tree.where(takes, after, state)
 
 
 def _check_not_masked(params: optax.Params) -> None:

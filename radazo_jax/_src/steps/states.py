@@ -116,24 +116,15 @@ class SolverState(NamedTuple):
         )
 
 
-def check_known(state: SolverState) -> None:
-    """Raises if the arrays of a run are traced."""
-    if trees.is_traced(state):
+def check_known(
+    tree: Any, what: str = "params, key, state, optimizer and estimator must hold"
+) -> None:
+    """Raises if arrays of a run are traced; `what` names them and says what to be."""
+    if trees.is_traced(tree):
         raise TypeError(
-            "params, key and state must be known arrays; got traced ones. A run "
-            "compiles its own loop, so call it outside of jax.jit, jax.vmap and "
-            "jax.grad; inside, take value_and_grad or estimate_gradient."
-        )
-    checks.check_not_deleted("state", state)
-
-
-def check_known_functions(functions: Any) -> None:
-    """Raises if functions of a run close over traced arrays."""
-    if trees.is_traced(functions):
-        raise TypeError(
-            "fun must close over known arrays; got a traced one. A run compiles its "
-            "own loop, so call it outside of jax.jit, jax.vmap and jax.grad; inside, "
-            "take value_and_grad or estimate_gradient."
+            f"{what} known arrays; got traced ones. A run compiles its own loop, so "
+            "call it outside of jax.jit, jax.vmap and jax.grad; inside, take "
+            "value_and_grad or estimate_gradient."
         )
 
 
@@ -287,7 +278,7 @@ class Policy(NamedTuple):
             what = f"fun failed at step {step}, and on_failure is 'raise'."
             raise _failed(what, last, "is the run without what failed")
         what = (
-            f"fun had no finite value to use in {failures.in_a_row} steps in a row "
+            f"fun had no finite value to use in {limits[1]} steps in a row "
             f"(max_consecutive_failures), up to step {step}."
         )
         raise _failed(what, last, "continues the run")

@@ -18,7 +18,6 @@ from jax.tree_util import Partial
 from radazo_jax._src import checks, programs, shown, trees, xla
 from radazo_jax._src.contracts import Estimate, GradientEstimator, Points, Values
 from radazo_jax._src.estimators import gradients
-from radazo_jax._src.estimators.differences import mean_of_finite
 from radazo_jax._src.estimators.gradients import of_params
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.steps import box, draws, states
@@ -76,7 +75,7 @@ def traced(run: Run, state: SolverState) -> Run:
     if fun is None or programs.are_disabled():
         return run
     fun, sample = traced_functions(fun, run.sample, state.params, state.key)
-    states.check_known_functions((fun, sample))
+    states.check_known((fun, sample), "fun must close over")
     return run._replace(fun=fun, sample=sample)
 
 
@@ -214,8 +213,7 @@ def advance(
         run.estimator, points, values, state.params, asked_state
     )
     skipped = is_skipped(estimate, values)
-    here = value_here(points, values)
-    params, optimizer_state = _moved(run, state, (estimate, here, skipped), loss)
+    params, optimizer_state = _moved(run, state, estimate, skipped, loss)
     failed = jnp.sum(~jnp.isfinite(points.join(values)), dtype=jnp.int32)
     after = state._replace(
         params=params,
@@ -235,56 +233,31 @@ def is_skipped(estimate: Estimate, values: Values) -> jax.Array:
     return (estimate.num_values == 0) | failed
 
 
-def _mean_here(points: Points, values: Values) -> jax.Array:
-    """The value at θ, or the mean of the values around it: shape ()."""
-    if points.includes_params:
-        return jnp.mean(values.base)
-    return mean_of_finite(values.along)
-
-
-def value_here(points: Points, values: Values) -> jax.Array:
-    """The value at θ, NaN if it is not finite: shape ()."""
-    return _finite(_mean_here(points, values))
-
-
-def _finite(value: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(value), value, jnp.nan)
-
-
 def _moved(
     run: Run,
     state: SolverState,
-    found: tuple[Estimate, jax.Array, jax.Array],
+    estimate: Estimate,
+    skipped: jax.Array,
     loss: Callable[[optax.Params], Any] | None,
 ) -> tuple[optax.Params, Any]:
-    """Parameters and the state of the optimizer after a step.
-
-    Args:
-      run: The run.
-      state: The state before the step.
-      found: The estimate, the value at θ, and whether the step is skipped.
-      loss: The loss, or `None`.
-    """
-    estimate, here, skipped = found
-    bounds = None if run.bounds is None else box.as_trees(run.bounds, state.params)
-    args = estimate, here, loss, bounds
+    """Parameters and the state of the optimizer after a step."""
 
     def taken(params: Any, optimizer_state: Any) -> Any:
-        direction, _, optimizer_state = direction_of(
-            run.optimizer, optimizer_state, params, *args
+        direction, optimizer_state = direction_of(
+            run.optimizer, optimizer_state, params, estimate, loss
         )
         # Only some processors round a product and a sum together.
         direction = jax.tree.map(xla.rounded, direction)
         after = optax.apply_updates(params, direction)
-        return box.project(bounds, after), optimizer_state
+        return box.project(run.bounds, after), optimizer_state
 
     def taken_in_place(params: Any, optimizer_state: Any) -> Any:
         # The gradient is not built, nor a direction.
-        extra = gradients.extra_args(estimate, None, here, loss, bounds)
+        extra = gradients.extra_args(estimate, None, loss)
         params, optimizer_state = run.optimizer.update.apply(
             unchanged, optimizer_state, params, **extra
         )
-        return box.project(bounds, params), optimizer_state
+        return box.project(run.bounds, params), optimizer_state
 
     in_place = isinstance(run.optimizer.update, InPlaceUpdate)
     held = state.params, state.optimizer_state
@@ -299,14 +272,12 @@ def direction_of(
     optimizer_state: optax.OptState,
     params: optax.Params,
     estimate: Estimate,
-    here: jax.Array,
     loss: Callable[[optax.Params], Any] | None,
-    bounds: Bounds | None = None,
     **others: Any,
-) -> tuple[optax.Updates, optax.Updates, optax.OptState]:
-    """The direction of an optimizer, the gradient, and the state after it."""
+) -> tuple[optax.Updates, optax.OptState]:
+    """The direction of an optimizer, and the state after it."""
     gradient = estimate.gradient.materialize(params)
-    args = others | gradients.extra_args(estimate, gradient, here, loss, bounds)
+    args = others | gradients.extra_args(estimate, gradient, loss)
     update = optax.with_extra_args_support(optimizer).update
     try:
         direction, optimizer_state = update(gradient, optimizer_state, params, **args)
@@ -324,7 +295,7 @@ def direction_of(
             f"as value_fn; got one that does not: {error}. optax.contrib.sam needs "
             "gradients of its own: use it with value_and_grad."
         ) from error
-    return direction, gradient, optimizer_state
+    return direction, optimizer_state
 
 
 def _like(update: Callable[..., Any], before: Any, *held: Any) -> Any:

@@ -108,8 +108,6 @@ def keep_params_in(
     of each term does not depend on its positive weight. On other sets, such as a ball,
     the two projections differ, and this function uses the Euclidean one.
 
-    Use it with a learning rate: a search would change the length of projected steps.
-
     The function is evaluated at points around θ that may lie outside of the set;
     `bounds` of `minimize_black_box` and `ask_tell` moves them into a box.
 

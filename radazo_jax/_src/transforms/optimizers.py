@@ -23,10 +23,7 @@ from radazo_jax._src.transforms.moments import (
     scale_by_zo_adamm,
     with_float32_moments,
 )
-from radazo_jax._src.transforms.replayed import (
-    scale_by_replayed_radazo,
-    scale_by_replayed_zo_adamm,
-)
+from radazo_jax._src.transforms.replayed import scale_by_replayed_radazo
 
 
 @one_for_equal
@@ -103,7 +100,14 @@ def radazo(
       algorithm 2.
     """
     shared = (b1, b2, eps_root, initial_accumulator_value, bias_correction)
-    if _are_replayed(moments, mu_dtype=mu_dtype):
+    if moments not in ("stored", "replayed"):
+        raise ValueError(f"moments must be 'stored' or 'replayed'; got {moments!r}.")
+    if moments == "replayed":
+        if mu_dtype is not None:
+            raise ValueError(
+                "mu_dtype must be left out with replayed moments, which store no first "
+                f"moment; got {mu_dtype!r}."
+            )
         replayed = scale_by_replayed_radazo(window, *shared, max_directions)
         return _at_rate(learning_rate, replayed, chain_in_place)
     return _at_rate(learning_rate, scale_by_radazo(*shared, mu_dtype))
@@ -119,10 +123,6 @@ def zo_adamm(
     bias_correction: bool = False,
     mu_dtype: jax.typing.DTypeLike | None = None,
     amsgrad: bool = False,
-    *,
-    moments: str = "stored",
-    window: int = 64,
-    max_directions: int = 64,
 ) -> GradientTransformationExtraArgs:
     """The ZO-AdaMM optimizer, in the form the R-AdaZO paper compares with.
 
@@ -140,20 +140,12 @@ def zo_adamm(
       mu_dtype: Real floating dtype in which the first moment is stored. None is the
         parameters' dtype, float32 if that is narrower.
       amsgrad: Whether to divide by the running maximum of v_t, as the original does.
-      moments: `"stored"`, or `"replayed"` to rebuild the first moment from the
-        directions of the latest steps and keep the second by its means over rows and
-        columns, as `scale_by_replayed_zo_adamm` does. No moment then takes the memory
-        of the parameters.
-      window: The number of steps from which a replayed first moment is rebuilt.
-      max_directions: The largest number of directions per step, with replayed moments.
 
     Returns:
-      The optimizer, an `optax.GradientTransformationExtraArgs`. With replayed moments,
-      its update needs the extra argument `combination`, as `radazo` does.
+      The optimizer, an `optax.GradientTransformationExtraArgs`.
 
     Raises:
-      ValueError: If a hyperparameter is out of its range, or of the other kind of
-        moments.
+      ValueError: If a hyperparameter is out of its range.
       TypeError: If one has the wrong type.
 
     Examples:
@@ -184,9 +176,6 @@ def zo_adamm(
       Optimization, NeurIPS 2019.
     """
     shared = (b1, b2, eps_root, initial_accumulator_value, bias_correction)
-    if _are_replayed(moments, mu_dtype=mu_dtype, amsgrad=amsgrad):
-        replayed = scale_by_replayed_zo_adamm(window, *shared, max_directions)
-        return _at_rate(learning_rate, replayed, chain_in_place)
     return _at_rate(learning_rate, scale_by_zo_adamm(*shared, mu_dtype, amsgrad))
 
 
@@ -356,18 +345,3 @@ def _at_rate(
     """A transformation followed by the learning rate."""
     checks.check_learning_rate(learning_rate)
     return chain(inner, optax.scale_by_learning_rate(learning_rate))
-
-
-def _are_replayed(moments: str, **stored_only: object) -> bool:
-    """Whether moments are replayed; the other arguments are for stored ones."""
-    if moments not in ("stored", "replayed"):
-        raise ValueError(f"moments must be 'stored' or 'replayed'; got {moments!r}.")
-    if moments == "stored":
-        return False
-    for name, value in stored_only.items():
-        if value:
-            raise ValueError(
-                f"{name} must be left out with replayed moments; got {value!r}. It "
-                "needs moments='stored'."
-            )
-    return True

@@ -1,9 +1,8 @@
 """Moments that are not stored, but replayed from the latest steps."""
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,27 +14,13 @@ from radazo_jax._src.contracts import GradientTransformationExtraArgs
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.distribution import Direction
-from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes, layout_of
+from radazo_jax._src.directions.layout import Layout, Leaf
 from radazo_jax._src.directions.sums import Block
 from radazo_jax._src.numbers import counter
 from radazo_jax._src.transforms.in_place import Finish, InPlaceUpdate
-from radazo_jax._src.transforms.moments import (
-    Hyperparameters,
-    averaged,
-    initial_moment,
-    mean_of,
-    product,
-    scalar,
-    squares,
-)
+from radazo_jax._src.transforms.moments import Hyperparameters, averaged, scalar
 from radazo_jax._src.trees import at_least_float32, widest
 from radazo_jax._src.xla import on_any_mesh, specs_of
-
-# The axes of all leaves, in the manner of Optax's Muon: a tree like the parameters, of
-# `MatrixAxes` and `None`, or a function of the parameters that returns one.
-_AxesOrFn: TypeAlias = (
-    MatrixAxes | optax.Params | Callable[[optax.Params], optax.Params]
-)
 
 # Dropped weight beyond which a window is called short.
 _MUCH_DROPPED = 0.05
@@ -104,8 +89,39 @@ class StepHistory(NamedTuple):
         return repeated * coefficient, directions
 
 
+class FactoredMoment(NamedTuple):
+    """The second moment of a stack of matrices, by its means.
+
+    Attributes:
+      rows: R, the means over the columns: of the leaf's shape, with size 1 along the
+        last axis.
+      columns: C, the means over the rows: with size 1 along the axis before it.
+    """
+
+    rows: jax.Array
+    columns: jax.Array
+
+    @classmethod
+    def of_squares(cls, x: jax.Array, shape: tuple[int, ...]) -> "FactoredMoment":
+        """The shares of a block x of a leaf of this shape in the means of its squares.
+
+        The shares of all blocks add up to the means.
+        """
+        means = (jnp.sum(x * x, i, keepdims=True) / shape[i] for i in (-1, -2))
+        return cls(*means)
+
+    @property
+    def mean(self) -> jax.Array:
+        """The mean of the second moment of each matrix."""
+        return jnp.mean(self.rows, axis=-2, keepdims=True)
+
+    def product(self, mean: jax.Array) -> jax.Array:
+        """R_i C_j / mean(R), zero if all are zero."""
+        return self.rows * (self.columns / jnp.where(mean > 0, mean, 1))
+
+
 class ScaleByReplayedMomentsState(NamedTuple):
-    """State of `scale_by_replayed_radazo` and `scale_by_replayed_zo_adamm`.
+    """State of `scale_by_replayed_radazo`.
 
     Attributes:
       count: The number of updates so far: int32, shape ().
@@ -128,7 +144,6 @@ def scale_by_replayed_radazo(
     initial_accumulator_value: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     max_directions: int = 64,
-    dimension_numbers: _AxesOrFn | None = None,
 ) -> GradientTransformationExtraArgs:
     """Rescales updates by R-AdaZO without storing the first moment.
 
@@ -150,8 +165,8 @@ def scale_by_replayed_radazo(
         v_ij = R_i C_j / mean(R)
         u_t = m_t / √(v_t + ζ)
 
-    The second moment of a leaf that is not a matrix is kept whole, as by
-    `scale_by_radazo`.
+    The last two axes of a leaf form matrices, and the other axes stack them. The second
+    moment of a leaf with fewer axes is kept whole, as by `scale_by_radazo`.
 
     Use it if the two moments of `scale_by_radazo` do not fit into memory. `solver`,
     `minimize`, `ask_tell` and `minimize_black_box` add its updates to the parameters
@@ -170,10 +185,6 @@ def scale_by_replayed_radazo(
       bias_correction: Whether to debias both moments, as `scale_by_radazo` does. The
         weights of the steps in the window then add up to 1.
       max_directions: The largest K for which the state has room.
-      dimension_numbers: The axes of each leaf that form matrices, as in `low_rank`: a
-        tree like the parameters, or a function of the parameters to one, of
-        `MatrixAxes`, or `None` for a leaf whose second moment is kept whole. By
-        default, the last two axes form matrices, and the other axes stack them.
 
     Returns:
       An `optax.GradientTransformationExtraArgs`, whose state is a
@@ -216,103 +227,17 @@ def scale_by_replayed_radazo(
     given = Hyperparameters(
         b1, b2, eps_root, initial_accumulator_value, bias_correction
     )
-    replayed = _Replayed(
-        given, window, max_directions, dimension_numbers, of_gradient=False
-    )
-    return _transformation(replayed)
-
-
-def scale_by_replayed_zo_adamm(
-    window: int = 64,
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.99,
-    eps_root: jax.typing.ArrayLike = 1e-8,
-    initial_accumulator_value: jax.typing.ArrayLike = 0.0,
-    bias_correction: bool = False,
-    max_directions: int = 64,
-    dimension_numbers: _AxesOrFn | None = None,
-) -> GradientTransformationExtraArgs:
-    """Rescales updates by ZO-AdaMM without storing the first moment.
-
-    The first moment m is rebuilt from the directions of the latest steps, and the
-    second moment is kept by its means, as in `scale_by_replayed_radazo`. It is the
-    second moment of the gradients g instead of m:
-
-        R_i ← β₂ R_i + (1 − β₂) mean_j g_ij²
-        C_j ← β₂ C_j + (1 − β₂) mean_i g_ij²
-
-    Args:
-      window: H, the number of steps from which m is rebuilt, at least 2.
-      b1: Decay rate β₁ of the first moment, in [0, 1).
-      b2: Decay rate β₂ of the second moment, in [0, 1).
-      eps_root: The constant ζ ≥ 0, inside the root, in units of the squared gradient.
-      initial_accumulator_value: v₀ ≥ 0, the same for all coordinates.
-      bias_correction: Whether to debias both moments.
-      max_directions: The largest K for which the state has room.
-      dimension_numbers: The axes of each leaf that form matrices, as in
-        `scale_by_replayed_radazo`.
-
-    Returns:
-      An `optax.GradientTransformationExtraArgs`, in all else like
-      `scale_by_replayed_radazo`.
-
-    Raises:
-      ValueError: As `scale_by_replayed_radazo` does.
-      TypeError: As `scale_by_replayed_radazo` does.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp, optax
-      >>> import radazo_jax as zo
-      >>> optimizer = zo.chain_in_place(
-      ...     zo.scale_by_replayed_zo_adamm(), optax.scale_by_learning_rate(0.01)
-      ... )
-      >>> init, step = zo.solver(
-      ...     lambda x: jnp.sum(x**2), optimizer, zo.forward_difference(zo.low_rank())
-      ... )
-      >>> state = init(jnp.ones((8, 4)), jax.random.key(0))
-      >>> state, info = jax.jit(step)(state)
-      >>> float(info.value)
-      32.0
-
-    References:
-      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
-      algorithm 1.
-    """
-    given = Hyperparameters(
-        b1, b2, eps_root, initial_accumulator_value, bias_correction
-    )
-    replayed = _Replayed(
-        given, window, max_directions, dimension_numbers, of_gradient=True
-    )
-    return _transformation(replayed)
-
-
-class _Replayed(NamedTuple):
-    """The arguments of `scale_by_replayed_radazo`.
-
-    `of_gradient` tells whether v is the second moment of the gradients instead of m.
-    """
-
-    moments: Hyperparameters
-    window: int
-    max_directions: int
-    dimension_numbers: _AxesOrFn | None
-    of_gradient: bool
-
-
-def _transformation(given: _Replayed) -> GradientTransformationExtraArgs:
-    checks.check_int_at_least("window", given.window, 2)
-    checks.check_int_at_least("max_directions", given.max_directions, 1)
-    given.moments.check()
-    start = given.moments.initial_accumulator_value
-    _warn_of_short_window(given.window, given.moments.b1)
+    checks.check_int_at_least("window", window, 2)
+    checks.check_int_at_least("max_directions", max_directions, 1)
+    given.check()
+    _warn_of_short_window(window, b1)
 
     def init(params: optax.Params) -> ScaleByReplayedMomentsState:
         leaves, treedef = jax.tree.flatten(params)
-        nu = map(partial(initial_moment, start), leaves, _axes_of(given, params))
+        nu = map(partial(_initial_moment, initial_accumulator_value), leaves)
         return ScaleByReplayedMomentsState(
             jnp.zeros((), jnp.int32),
-            StepHistory.init(given.window, given.max_directions, widest(params)),
+            StepHistory.init(window, max_directions, widest(params)),
             # Means over rows are no arrays like the parameters, so that a tree without
             # leaves, in whose place Optax looks for such arrays, is not one of them.
             jax.tree.unflatten(treedef, nu) if leaves else jnp.zeros(()),
@@ -337,75 +262,72 @@ def _transformation(given: _Replayed) -> GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, InPlaceUpdate(update, apply))
 
 
+def _initial_moment(value: Any, p: Any) -> Any:
+    """v₀ of a leaf: a `FactoredMoment` if it has matrices, else an array like it."""
+    shape, dtype = jnp.shape(p), at_least_float32(jnp.result_type(p))
+    value = scalar(value, dtype)
+    if len(shape) < 2:
+        return jnp.full_like(p, value, dtype)
+    *stacked, rows, columns = shape
+    sizes = (*stacked, rows, 1), (*stacked, 1, columns)
+    return FactoredMoment(*(jnp.full(size, value, dtype) for size in sizes))
+
+
 def _walk(
-    given: _Replayed,
+    given: Hyperparameters,
     finish: Finish | None,
     params: Any,
     state: ScaleByReplayedMomentsState,
     combination: Any,
 ) -> tuple[Any, ScaleByReplayedMomentsState]:
     """Adds the updates to the parameters; without `finish`, returns the updates."""
-    coefficients, latest = _check_combination(combination, given.max_directions)
+    window, max_directions = state.history.coefficient.shape
+    coefficients, latest = _check_combination(combination, max_directions)
     checks.check_passed(params=params)
-    index = state.count % given.window
+    index = state.count % window
     history = state.history.with_step(index, coefficients, latest)
     dtype = history.coefficient.dtype
     count = optax.safe_increment(state.count)
-    weights, nu_weight = _weights(given, index, count, dtype)
-    first = history.weighted(weights, latest)
-    measured = (coefficients.astype(dtype), latest) if given.of_gradient else None
+    ages = (index - jnp.arange(window, dtype=jnp.int32)) % window
+    weights, nu_weight = _weights(given, ages, count, dtype)
+    terms = history.weighted(weights, latest)
 
     def program(params: Any, nu: Any, *numbers: Any) -> tuple[Any, Any]:
         update = partial(_of_leaf, given, combination.layout, finish)
         treedef: Any = jax.tree.structure(params)
         found = jax.tree_util.tree_leaves_with_path(params)
-        moments = treedef.flatten_up_to(nu)
-        done = [
-            update(path, p, matrix, moment, *numbers)
-            for (path, p), matrix, moment in zip(
-                found, _axes_of(given, params), moments, strict=True
-            )
-        ]
+        pairs = zip(found, treedef.flatten_up_to(nu), strict=True)
+        done = [update(path, p, moment, *numbers) for (path, p), moment in pairs]
         params = jax.tree.unflatten(treedef, [p for p, _ in done])
         return params, jax.tree.unflatten(treedef, [moment for _, moment in done])
 
     specs = specs_of((params, state.nu))
-    params, nu = on_any_mesh(program, specs)(
-        params, state.nu, first, measured, nu_weight
-    )
+    params, nu = on_any_mesh(program, specs)(params, state.nu, terms, nu_weight)
     return params, ScaleByReplayedMomentsState(count, history, nu)
 
 
 def _weights(
-    given: _Replayed, index: jax.Array, count: jax.Array, dtype: np.dtype
+    given: Hyperparameters, ages: jax.Array, count: jax.Array, dtype: np.dtype
 ) -> tuple[jax.Array, jax.Array]:
-    """The weights in m of the steps in the window, [H], and the divisor of v."""
+    """The weights in m of the steps of these ages, [H], and the divisor of v."""
     decay_1, decay_2 = (
-        jnp.asarray(scalar(b, dtype), dtype)
-        for b in (given.moments.b1, given.moments.b2)
+        jnp.asarray(scalar(b, dtype), dtype) for b in (given.b1, given.b2)
     )
-    ages = (index - jnp.arange(given.window, dtype=jnp.int32)) % given.window
     weights = (1 - decay_1) * decay_1 ** ages.astype(dtype)
-    if not given.moments.bias_correction:
+    if not given.bias_correction:
         return weights, jnp.ones((), dtype)
-    steps = jnp.minimum(count, given.window).astype(dtype)
+    steps = jnp.minimum(count, len(ages)).astype(dtype)
     return weights / (1 - decay_1**steps), 1 - decay_2 ** count.astype(dtype)
 
 
-# Coefficients and directions, stacked.
-_Terms = tuple[jax.Array, Direction]
-
-
 def _of_leaf(
-    given: _Replayed,
+    given: Hyperparameters,
     layout: Layout,
     finish: Finish | None,
     path: Any,
     p: jax.Array,
-    axes: MatrixAxes | None,
     nu: Any,
-    first: _Terms,
-    measured: _Terms | None,
+    terms: tuple[jax.Array, Direction],
     nu_weight: jax.Array,
 ) -> tuple[jax.Array, Any]:
     """A leaf after the update, and its second moment.
@@ -417,18 +339,16 @@ def _of_leaf(
         is `None`, the updates replace the parameters.
       path: The path of the leaf.
       p: The leaf.
-      axes: The axes that form its matrices.
       nu: Its second moment.
-      first: The terms of m.
-      measured: The terms of what v is the second moment of, if that is not m.
+      terms: The coefficients and the directions of m, stacked.
       nu_weight: The divisor of v: shape ().
     """
     leaf = _leaf(layout, path, p)
     if leaf.size == 0:
         return p, nu
-    dtype, b2 = at_least_float32(p.dtype), given.moments.b2
+    dtype, has_matrices = at_least_float32(p.dtype), p.ndim > 1
 
-    def draw(block: Block, terms: _Terms) -> jax.Array:
+    def draw(block: Block) -> jax.Array:
         combine = partial(
             sums.combine_block, sizes=block.sizes, leaf=leaf, dimension=layout.dimension
         )
@@ -439,28 +359,28 @@ def _of_leaf(
 
     def add(block: Block, total: Any) -> Any:
         part = jax.tree.map(block.read, total)
-        more = squares(draw(block, measured or first), axes, leaf.shape)
+        more = FactoredMoment.of_squares(draw(block), leaf.shape)
         return jax.tree.map(block.write, total, jax.tree.map(jnp.add, part, more))
 
     # If a matrix does not fit into a block, its means need a walk of their own.
-    cut = axes is not None and sums.cuts(leaf.shape, (*axes.rows, *axes.columns))
+    cut = has_matrices and sums.cuts(leaf.shape, p.ndim - 2)
     mean = None
-    if axes is not None and cut:
+    if cut:
         zeros = jax.tree.map(jnp.zeros_like, nu)
-        nu = averaged(sums.for_each(leaf.shape, add, zeros), nu, b2)
-        mean = mean_of(nu, axes)
+        nu = averaged(sums.for_each(leaf.shape, add, zeros), nu, given.b2)
+        mean = nu.mean
 
     def step(block: Block, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
         p, nu = carry
-        m = draw(block, first)
+        m = draw(block)
         v = jax.tree.map(block.read, nu)
         if not cut:
-            x = m if measured is None else draw(block, measured)
-            v = averaged(squares(x, axes, leaf.shape), v, b2)
+            x = FactoredMoment.of_squares(m, leaf.shape) if has_matrices else m * m
+            v = averaged(x, v, given.b2)
             nu = jax.tree.map(block.write, nu, v)
-        if axes is not None:
-            v = product(v, axes, None if mean is None else block.read(mean))
-        v = v / nu_weight.astype(dtype) + scalar(given.moments.eps_root, dtype)
+        if has_matrices:
+            v = v.product(v.mean if mean is None else block.read(mean))
+        v = v / nu_weight.astype(dtype) + scalar(given.eps_root, dtype)
         u = (m * jax.lax.rsqrt(v)).astype(p.dtype)
         if finish is not None:
             before = block.read(p)
@@ -496,18 +416,6 @@ def _warn_of_short_window(window: int, b1: Any) -> None:
             f"window={window} drops {dropped:.0%} of the weight of the first moment at "
             f"b1={float(b1):g}. Pass window={enough} or more."
         )
-
-
-def _axes_of(given: _Replayed, params: optax.Params) -> list[MatrixAxes | None]:
-    """The axes of each leaf that form matrices, in the order of the leaves."""
-    tree = given.dimension_numbers
-    if tree is None:
-        return [leaf.axes for leaf in layout_of(params).leaves]
-    if callable(tree):
-        tree = tree(params)
-    treedef: Any = jax.tree.structure(params)
-    found: list[MatrixAxes | None] = treedef.flatten_up_to(tree)
-    return found
 
 
 def _check_combination(

@@ -44,7 +44,7 @@ def stochastic_rounding(key: jax.typing.ArrayLike) -> GradientTransformationExtr
     `optax.apply_updates`. If |u| > |θ|, an update to the neighbor q₁ may not exist in
     this arithmetic, and the number after it replaces it, with half of its probability.
 
-    Use it for parameters in bfloat16 or float16. `diagnose` says if updates are lost.
+    Use it for parameters in bfloat16 or float16.
     The random number of an element depends on the key, the number of the update and
     the element's position, so that a run can be resumed, replayed and sharded.
 

@@ -81,8 +81,8 @@ def distribute(
       client: A `distributed.Client`, not an asynchronous one. It must reach the
         addresses of the workers.
       num_steps: Number of steps; with a journal, of the whole run. By default 1000,
-        also with a `target`, which may never be reached; with another budget, at most
-        2³¹ − 2.
+        also with a `target`, which may never be reached, and 2³¹ − 2 with another
+        budget.
       key: The key of the whole run; it is consumed.
       max_evaluations: Largest number of points. The run ends before the step that would
         exceed it.

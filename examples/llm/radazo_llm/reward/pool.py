@@ -5,11 +5,14 @@ One that hangs is ended, and one that raises takes its own completions with it.
 
 import contextlib
 import multiprocessing
+import pickle
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, TimeoutError
 from typing import Any, NamedTuple
 
 import numpy as np
 
+import radazo_jax as zo
 from radazo_llm.reward import functions
 from radazo_llm.reward.functions import Job, Raised, Wrong
 
@@ -47,30 +50,24 @@ class RewardPool(contextlib.ExitStack):
         for name in weights:
             functions.load(name)
         self.weights, self.processes, self.timeout = dict(weights), processes, timeout
-        self._pool: Any = None
+        self._calls: Any = None
         self._answered = False  # Whether a call gave a result.
-        self.callback(self._end)
 
-    def _end(self) -> None:
-        if self._pool is not None:
-            self._pool.terminate()
-            self._pool.join()
-            self._pool = None
-
-    def _begin(self) -> None:
-        """Starts the processes; the time that they take is no function's."""
+    def _started(self) -> ProcessPoolExecutor:
+        """New processes; the time that they take to start is no function's."""
         # Not forked: JAX has threads.
-        self._pool = multiprocessing.get_context("spawn").Pool(self.processes)
-        started = self._pool.map_async(len, [""] * self.processes, 1)
+        context = multiprocessing.get_context("spawn")
+        executor = ProcessPoolExecutor(self.processes, context, functions.begin)
         try:
-            started.get(_START)
-        except multiprocessing.TimeoutError:
-            self._end()
+            list(executor.map(len, [""] * self.processes, timeout=_START))
+        except TimeoutError:
+            executor.shutdown(wait=False, cancel_futures=True)
             raise ValueError(
                 f"The processes of reward functions must start within {_START:g} s; "
                 "none did. A program that uses them must do its work under `if "
                 "__name__ == '__main__':`."
             ) from None
+        return executor
 
     def score(
         self,
@@ -116,30 +113,31 @@ class RewardPool(contextlib.ExitStack):
 
     def _run(self, jobs: Sequence[Job]) -> list[Any]:
         """The values of each call, `Raised`, or a text on why there are none."""
-        found: dict[int, Any] = {}
-        while left := [i for i in range(len(jobs)) if i not in found]:
-            if self._pool is None:
-                self._begin()
-            waiting = {
-                i: self._pool.apply_async(functions.call, (jobs[i],)) for i in left
-            }
-            for i, result in waiting.items():
-                try:
-                    found[i] = result.get(self.timeout)
-                except multiprocessing.TimeoutError:
-                    # A process hangs or died: others work on the rest.
-                    found[i] = f"{jobs[i].name} gave no result in {self.timeout:g} s"
-                    self._end()
-                    break
-                self._answered = True
-                if isinstance(found[i], Wrong):
-                    raise ValueError(found[i].problem)
-            if not self._answered and len(found) == min(_PATIENCE, len(jobs)):
-                raise ValueError(
-                    f"{found[0]} in {len(found)} calls of {len(found)}: it hangs, or "
-                    "its process ended. Correct it, or give a longer --timeout."
-                )
-        return [found[i] for i in range(len(jobs))]
+        if not self._answered and len(jobs) > _PATIENCE:
+            return self._run(jobs[:_PATIENCE]) + self._run(jobs[_PATIENCE:])
+        if self._calls is None:
+            evaluator = zo.external(executor=self._started, timeout=self.timeout)
+            self._calls = self.enter_context(evaluator.open(functions.of_bytes))
+        points = np.empty(len(jobs), object)
+        points[:] = [np.frombuffer(pickle.dumps(job), np.uint8) for job in jobs]
+        try:
+            found = self._calls.repeat(points)
+        except RuntimeError as error:  # Its processes die before one has answered.
+            raise ValueError(
+                f"{jobs[0].name} must not end its process; got {error}"
+            ) from None
+        for i, job in enumerate(jobs):
+            if i in found.failures:
+                found.infos[i] = f"{job.name} gave {found.failures[i]}"
+            elif isinstance(found.infos[i], Wrong):
+                raise ValueError(found.infos[i].problem)
+        self._answered = self._answered or len(found.failures) < len(jobs)
+        if not self._answered:
+            raise ValueError(
+                f"{found.infos[0]} in {len(jobs)} calls of {len(jobs)}: it hangs, or "
+                "its process ended. Correct it, or give a longer --timeout."
+            )
+        return found.infos
 
 
 def _failed(result: Any) -> bool:

@@ -307,12 +307,8 @@ def test_what_is_wrong_with_a_table(
 def refused(capsys, message, model, folder, *options):
     """The command ends in one line, and has written nothing."""
     before = tiny.contents(folder)
-    with pytest.raises(SystemExit) as error:
-        output = ("--output", folder / "run")
-        steps = ("--steps", 2)
-        tiny.command("tune", "--model", model, *output, *steps, *options)
-    assert error.value.code == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    given = ("--output", folder / "run", "--steps", 2, *options)
+    line = tiny.refused(capsys, "tune", "--model", model, *given)
     assert message in line and len(line) < 700, line
     assert tiny.contents(folder) == before
 

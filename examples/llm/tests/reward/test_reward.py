@@ -72,12 +72,11 @@ def test_a_run_that_was_cut_ends_as_if_it_had_not_been(small, tmp_path, capsys):
     assert values.shape == (4, 16)
     assert -values.mean() == pytest.approx(steps[0]["reward"], rel=1e-5)
     capsys.readouterr()
-    with pytest.raises(SystemExit):
-        tiny.command(*arguments, cut, "--seed", "1")
-    assert "--seed must be 0, as in" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        tiny.command(*arguments, cut, "--reward", "format=1")
-    assert "--reward must be {'answer': 1.0, 'length': 0.5}" in capsys.readouterr().err
+    for other, message in (
+        (("--seed", "1"), "--seed must be 0, as in"),
+        (("--reward", "format=1"), "--reward must be {'answer': 1.0, 'length': 0.5}"),
+    ):
+        assert message in tiny.refused(capsys, *arguments, cut, *other, status=2)
     exports = ("--steps", 6, "--export-merged", cut / "merged")
     tiny.command(*arguments, cut, *exports)
     assert [row["step"] for row in lines(cut)][-1] == 6
@@ -105,13 +104,8 @@ def test_a_run_that_was_cut_ends_as_if_it_had_not_been(small, tmp_path, capsys):
     ],
 )
 def test_errors_are_one_line(arguments, message, small, tmp_path, capsys):
-    with pytest.raises(SystemExit) as error:
-        tiny.command(
-            *("reward", "--model", small, "--output", tmp_path, *ARGUMENTS, *arguments)
-        )
-    assert error.value.code == 2
-    shown = capsys.readouterr().err.strip()
-    assert message in shown and "\n" not in shown
+    options = ("--output", tmp_path, *ARGUMENTS, *arguments)
+    assert message in tiny.refused(capsys, "reward", "--model", small, *options)
 
 
 def test_reward_functions_may_lie_in_the_present_folder(small, tmp_path, monkeypatch):

@@ -44,15 +44,6 @@ def _arguments(job: pathlib.Path, output: pathlib.Path, *others: str) -> list[st
     return ["tune", *(str(part) for pair in options.items() for part in pair), *others]
 
 
-def refused(capsys, arguments, status=2):
-    """The line in which the command ends."""
-    with pytest.raises(SystemExit) as error:
-        tiny.command(*arguments)
-    assert error.value.code == status
-    lines = capsys.readouterr().err.strip().splitlines()
-    return lines[-1] if status == 1 else "\n".join(lines)
-
-
 def test_one_command_starts_a_run_and_resumes_it(job, tmp_path, capsys):
     arguments = _arguments(job, tmp_path / "run", "--resume")
     tiny.command(*arguments, "--steps", "20")
@@ -69,18 +60,15 @@ def test_one_command_starts_a_run_and_resumes_it(job, tmp_path, capsys):
 
 def test_a_diverged_run_has_a_status_of_its_own(job, tmp_path, capsys):
     arguments = _arguments(job, tmp_path, "--steps", 1, "--learning-rate", 1e30)
-    line = refused(capsys, arguments, status=1)
+    line = tiny.refused(capsys, *arguments, status=1)
     assert "train_loss must be finite; got nan at step 1. Give a smaller" in line
     assert not (tmp_path / "adapters").exists()
 
 
 def test_a_second_run_in_the_same_folder_is_refused(job, tmp_path, capsys):
-    arguments = _arguments(job, tmp_path)
-    with FileLock(tmp_path / ".lock"), pytest.raises(SystemExit) as error:
-        tiny.command(*arguments)
-    assert error.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1 and f"{tmp_path} is in use by another run" in lines[0]
+    with FileLock(tmp_path / ".lock"):
+        line = tiny.refused(capsys, *_arguments(job, tmp_path))
+    assert f"{tmp_path} is in use by another run" in line
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
@@ -140,19 +128,12 @@ def test_an_export_to_a_full_disk_is_one_line_and_can_be_repeated(
     assert {path.name for path in to.iterdir()} == names
 
 
-def test_an_export_does_not_replace_the_base_model(job, tmp_path, capsys):
-    before = contents(job)
-    with pytest.raises(SystemExit):
-        tiny.command(*_arguments(job, tmp_path, "--export-merged", str(job)))
-    assert "--export-merged must not be the path of --model" in capsys.readouterr().err
-    assert contents(job) == before
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (["--model", "no/model"], "--model must be a folder, a GGUF file or a model"),
         (["--model", "a/b/c"], "--model must be a folder, a GGUF file or a model"),
+        (["--model", "FILE"], "x.gguf must be a complete GGUF file: it ends within"),
         (["--data", "nowhere.csv"], "nowhere.csv: No such file or directory"),
         (["--learning-rate", "-1"], "--learning-rate must be 0 or more; got -1.0"),
         (["--metric", "f.py:f"], "reward must be one of answer, format"),
@@ -161,17 +142,22 @@ def test_an_export_does_not_replace_the_base_model(job, tmp_path, capsys):
         (["--tune", "prompt", "--prompt-length", "500"], "below the model's 32 posit"),
         (["--tune", "full", "--export-adapters", "x"], "--export-adapters must not"),
         (["--tune", "prompt", "--export-merged", "x"], "--export-merged must not"),
+        (["--export-merged", "JOB"], "--export-merged must not be the path of --model"),
+        (["--export-adapters", "FILE"], "--export-adapters must be a path that can be"),
+        (["--export-merged", "FILE/x"], "--export-merged must be a path that can be"),
         (["--quantize", "int4", "--export-merged", "x"], "must not be given with --qu"),
         (["--quantize", "int4", "--tune", "full"], "--tune must not be full with"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_bad_input_is_one_line(job, tmp_path, capsys, given, message):
-    with pytest.raises(SystemExit) as error:
-        tiny.command(*_arguments(job, tmp_path, *given))
-    assert error.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1 and message in lines[0], lines
+    """It is found before the first step, and the base model stays as it is."""
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    for name, path in (("JOB", job), ("FILE", tmp_path / "x.gguf")):
+        given = [part.replace(name, str(path)) for part in given]
+    before, run = contents(job), tmp_path / "run"
+    assert message in tiny.refused(capsys, *_arguments(job, run, *given))
+    assert contents(job) == before and not (run / "metrics.jsonl").exists()
 
 
 def test_options_come_from_a_file_and_the_line_before_it(job, tmp_path, capsys):
@@ -212,67 +198,40 @@ def test_a_bad_file_of_options_is_one_line(job, tmp_path, capsys, content, messa
     config = tmp_path / "run.toml"
     config.write_text(content, "utf-8")
     arguments = ("tune", "--model", job, "--data", job, "--config", config)
-    with pytest.raises(SystemExit) as error:
-        tiny.command(*arguments)
-    assert error.value.code == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert message in line
+    assert message in tiny.refused(capsys, *arguments)
 
 
-def test_an_export_that_cannot_be_written_ends_the_run_before_it(job, tmp_path, capsys):
-    (tmp_path / "file").write_text("", "utf-8")
-    for option, to in (
-        ("--export-adapters", tmp_path / "file"),
-        ("--export-merged", tmp_path / "file" / "model"),
-    ):
-        with pytest.raises(SystemExit):
-            tiny.command(*_arguments(job, tmp_path / "run", option, to))
-        error = capsys.readouterr().err
-        assert f"{option} must be a path that can be written; got {to}" in error
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            2,
+            "No space left on device. Make room, or choose another folder",
+        ),
+        (
+            KeyboardInterrupt(),
+            130,
+            "radazo-llm: interrupted; the same command with --resume continues",
+        ),
+    ],
+    ids=["full disk", "interrupted"],
+)
+def test_the_end_of_a_run_from_outside(
+    job, tmp_path, monkeypatch, capsys, error, status, said
+):
+    def ended(*args, **options):
+        raise error
 
-
-def test_a_bad_model_in_gguf_is_one_line(job, tmp_path, capsys):
-    (tmp_path / "model.Q4_K.gguf").write_bytes(b"GGUF")
-    with pytest.raises(SystemExit):
-        tiny.command(*_arguments(job, tmp_path / "run", "--model", str(tmp_path)))
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "model.Q4_K.gguf must be a complete GGUF file: it ends within" in line
-
-
-def test_a_full_disk_is_one_line(job, tmp_path, monkeypatch, capsys):
-    def full(*args, **options):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(command, "tune", full)
-    with pytest.raises(SystemExit) as error:
-        tiny.command(*_arguments(job, tmp_path))
-    assert error.value.code == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "No space left on device. Make room, or choose another folder" in line
-
-
-def test_an_interrupted_run_says_how_to_continue(job, tmp_path, monkeypatch, capsys):
-    def interrupted(*args, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "tune", interrupted)
-    with pytest.raises(SystemExit) as error:
-        tiny.command(*_arguments(job, tmp_path))
-    assert error.value.code == 130
-    said = capsys.readouterr().err.strip()
-    expected = "interrupted; the same command with --resume continues"
-    assert said == f"radazo-llm: {expected}"
+    monkeypatch.setattr(command, "tune", ended)
+    assert said in tiny.refused(capsys, *_arguments(job, tmp_path), status=status)
 
 
 @pytest.mark.parametrize("missing", ["--model", "--data"])
 def test_what_is_tuned_must_be_given(missing, job, tmp_path, capsys):
     arguments = _arguments(job, tmp_path)
     at = arguments.index(missing)
-    with pytest.raises(SystemExit) as error:
-        tiny.command(*arguments[:at], *arguments[at + 2 :])
-    assert error.value.code == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    line = tiny.refused(capsys, *arguments[:at], *arguments[at + 2 :])
     assert line.startswith(f"radazo-llm tune: error: Missing option '{missing}'.")
 
 

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
-from campaigns import distributions
-from campaigns.distributions import Flips, Hashed
 
+from . import distributions
+from .distributions import Flips, Hashed
 from .evaluate import Rounding, evaluate
 
 # For sums that are exact: leaves are multiples of 1/8, and directions are signs.

@@ -41,11 +41,6 @@ class Smooth(zo.Distribution):
         here, there = (zo.random.normal(key, p) for p in (at, following))
         return (here + self.weight * there) / (1 + self.weight**2) ** 0.5
 
-    def covariance(self, dimension: int) -> np.ndarray:
-        """E[u uᵀ], an array [d, d]."""
-        beside = np.eye(dimension, k=1) + np.eye(dimension, k=-1)
-        return np.eye(dimension) + beside * self.weight / (1 + self.weight**2)
-
 
 class Hashed(zo.Distribution):
     """Numbers that depend on key and position and cost nothing to compile."""
@@ -78,10 +73,3 @@ DISTRIBUTIONS: dict[str, zo.Distribution] = {
     "sparse": Sparse(),
     "smooth": Smooth(),
 }
-
-
-def covariance(distribution: zo.Distribution, dimension: int) -> np.ndarray:
-    """E[u uᵀ], [d, d]: the distribution's own, or the identity over its factor."""
-    if isinstance(distribution, Smooth):
-        return distribution.covariance(dimension)
-    return np.eye(dimension) / distribution.factor(dimension)
