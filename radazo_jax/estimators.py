@@ -22,7 +22,6 @@ from radazo_jax._src.points import (
     candidates,
     points_along,
     sample_points,
-    shifted_points,
 )
 
 __all__ = [
@@ -42,5 +41,4 @@ __all__ = [
     "gram",
     "points_along",
     "sample_points",
-    "shifted_points",
 ]

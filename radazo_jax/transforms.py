@@ -8,13 +8,13 @@ from radazo_jax._src.transforms.constraints import (
 )
 from radazo_jax._src.transforms.in_place import InPlaceUpdate, chain_in_place
 from radazo_jax._src.transforms.moments import (
-    FactoredMoment,
     ScaleByRadazoState,
     ScaleByZoAdammState,
     scale_by_radazo,
     scale_by_zo_adamm,
 )
 from radazo_jax._src.transforms.replayed import (
+    FactoredMoment,
     ScaleByReplayedMomentsState,
     StepHistory,
     scale_by_replayed_radazo,

@@ -172,9 +172,20 @@ class Points:
             return along
         return jnp.concatenate([values.base[None], along])
 
-    def with_shift(self, shift: Any, shifts: jax.Array) -> "Points":
-        """The same points, each moved by a multiple of one tree: w, and [K, m]."""
-        moved: Points = dataclasses.replace(self, shift=shift, shifts=shifts)
+    def with_shift(
+        self, shift: Any, shifts: jax.Array, scales: jax.Array | None = None
+    ) -> "Points":
+        """The points along the same directions, moved by multiples of one tree.
+
+        Args:
+          shift: w, a tree like the parameters.
+          shifts: The scales tₖᵢ of w, float32, [K, m].
+          scales: The scales sₖᵢ, [K, m]; by default the present ones.
+        """
+        scales = self.scales if scales is None else scales
+        moved: Points = dataclasses.replace(
+            self, shift=shift, shifts=shifts, scales=scales
+        )
         return moved
 
     def select(self, which: slice | np.ndarray) -> "Points":

@@ -12,7 +12,7 @@ from jax import lax
 from radazo_jax._src.contracts import Draw, Points
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.distribution import Direction, Distribution
-from radazo_jax._src.directions.layout import Layout, layout_of
+from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.numbers import generator
 from radazo_jax._src.numbers.counter import Positions
 from radazo_jax._src.perturb import transform
@@ -109,48 +109,6 @@ class _Zero(Distribution):
         return jnp.zeros(at.lo.shape, jnp.float32)
 
 
-def shifted_points(
-    distribution: Distribution,
-    draw: Draw,
-    num_directions: int,
-    which: Sequence[int],
-    scales: jax.Array,
-    shift: Any,
-    shifts: jax.Array,
-    params: optax.Params,
-) -> Points:
-    """θ, and the points θ + tᵢ w + sᵢ uᵢ, with a tree w that all of them share.
-
-    Args:
-      distribution: The distribution of the directions.
-      draw: The draw of the step; its keys are consumed.
-      num_directions: K, the number of directions to sample.
-      which: The number of the direction of each point, [n].
-      scales: sᵢ, float32, [n].
-      shift: w, a tree like the parameters.
-      shifts: tᵢ, float32, [n].
-      params: θ.
-
-    Returns:
-      The points; each has a direction of its own, m = 1.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> import radazo_jax as zo
-      >>> draw, params = zo.estimators.Draw.once(jax.random.key(0)), jnp.zeros(2)
-      >>> scales, shifts = jnp.array([0.0, 1e-3]), jnp.array([1.0, 0.0])
-      >>> points = zo.estimators.shifted_points(
-      ...     zo.sphere(), draw, 1, [0, 0], scales, jnp.ones(2), shifts, params
-      ... )
-      >>> zo.estimators.candidates(points, params)[1].tolist()
-      [1.0, 1.0]
-    """
-    each = np.asarray(which)
-    directions, layout = _sample(distribution, draw, num_directions, params)
-    directions = jax.tree.map(lambda x: x[each], directions)
-    return Points(directions, scales[:, None], True, layout, shift, shifts[:, None])
-
-
 def _sample(
     distribution: Distribution,
     draw: Draw,
@@ -159,7 +117,7 @@ def _sample(
     numbers: jax.Array | None = None,
 ) -> tuple[Direction, Layout]:
     """The directions of a step, stacked, and the layout of the parameters."""
-    layout = transform.annotate(layout_of(params), distribution, draw.fun, params)
+    layout = transform.layout_for(distribution, draw.fun, params)
     if numbers is not None:
         return sums.sample(distribution, draw.run_key, numbers, layout), layout
     each = np.arange(num_directions, dtype=np.uint32)

@@ -4,6 +4,7 @@ They read no array but scalars, and work on what has no values: traced arrays,
 `jax.ShapeDtypeStruct`, and arrays that were deleted or lie on other processes.
 """
 
+import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,12 @@ def on_lines(named: Any, **fields: str) -> str:
     """The text of a NamedTuple with a line per field, from the texts of its fields."""
     inner = "".join(f"  {field},\n" for field in _fields(fields))
     return f"{type(named).__name__}(\n{inner})"
+
+
+def part(x: Any) -> str:
+    """A method or an estimator in words, the same in each process."""
+    text = getattr(x, "__qualname__", None) or " ".join(repr(x).split())
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def tree(x: Any) -> str:

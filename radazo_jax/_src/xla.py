@@ -260,9 +260,10 @@ def row_major(x: jax.Array) -> jax.Array:
 
     That backend chooses how a stack lies from the products with its slices. The layout
     of an argument reaches a loop over the stack, but not a loop in a loop, such as
-    that over the layers in that over the directions; there it copies whole stacks,
-    transposed, ahead of the loops, and holds both. A slice whose layout is given leaves
-    the stack as it is, and is still read inside of its product.
+    the loop over the layers in the loop over the directions. There the backend copies
+    whole stacks, transposed, ahead of the loops, and holds both. A slice whose layout
+    is given leaves the stack as it is. Use it in a loop in a loop alone, because it
+    costs the memory of a few slices.
     """
     return _row_major_p.bind(x)
 

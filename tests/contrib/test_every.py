@@ -167,8 +167,7 @@ def test_a_prior_that_is_no_function():
         zo.contrib.prior_guided(prior=PARAMS)
 
 
-# The step size of `cma` has tests of its own.
-@pytest.mark.parametrize("name", [name for name in MAKERS if name != "cma"])
+@pytest.mark.parametrize("name", MAKERS)
 def test_bad_arguments_of_all(name):
     with pytest.raises(ValueError, match="smoothing must be a finite number > 0"):
         make(name, smoothing=0.0)

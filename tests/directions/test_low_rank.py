@@ -86,7 +86,7 @@ def test_a_leaf_without_axes_is_drawn_dense():
 
 def annotated(distribution, fun, params):
     """The axes that a function's use of its leaves gives them, by path."""
-    layout = transform.annotate(layout_of(params), distribution, fun, params)
+    layout = transform.layout_for(distribution, fun, params)
     return {leaf.path: leaf.axes for leaf in layout.leaves}
 
 

@@ -155,7 +155,7 @@ def test_ctrl_c_keeps_the_steps_before():
 
     calls = []
     result = run(interrupted)
-    assert len(result.values) == 2
+    assert result.stopped == "interrupted" and len(result.values) == 2
     chex.assert_trees_all_equal(result.state, run(steps=2).state)
 
 

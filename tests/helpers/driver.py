@@ -37,6 +37,7 @@ def started(x, box=None, dtype=np.float64, resolution=None, seed=0, limited=Fals
         box=box or free(len(x)),
         rng=np.random.default_rng(seed),
         resolution=resolution or np.finfo(np.float64).eps,
+        step=np.zeros(len(x)),
         round=rounded,
         flatten=lambda tree: np.broadcast_to(np.asarray(tree, float), x.shape),
         limited=limited,

@@ -7,7 +7,6 @@ import jax
 from jax.extend import core
 
 import radazo_jax as zo
-from radazo_jax._src.directions.layout import layout_of
 from radazo_jax._src.perturb import transform
 from tests.helpers.compare import SCALE
 
@@ -68,9 +67,7 @@ def computed_sizes(
     def perturbed(params, direction, *args):
         if not as_used:
             return zo.perturb(fun)(params, direction, SCALE, *args)
-        layout = transform.annotate(
-            layout_of(params), distribution, lambda p: fun(p, *args), params
-        )
+        layout = transform.layout_for(distribution, lambda p: fun(p, *args), params)
         return transform.evaluate(fun, params, layout, direction, SCALE, args)
 
     direction = described(distribution, params)

@@ -57,6 +57,7 @@ def start_at(x, box=None, seed=0, dtype=np.float64):
         box=box or free(len(x)),
         rng=np.random.default_rng(seed),
         resolution=np.finfo(dtype).eps,
+        step=np.zeros(len(x)),
         round=lambda points: points.astype(dtype).astype(np.float64),
         flatten=lambda numbers: np.broadcast_to(np.asarray(numbers, float), x.shape),
         limited=False,

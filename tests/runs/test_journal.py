@@ -111,7 +111,7 @@ def test_replays_every_distribution_and_estimator(distribution, name, tmp_path):
         slow(optax.polyak_sgd()),
         slow(
             zo.chain_in_place(
-                zo.zo_adamm(1e-2, moments="replayed"), zo.stochastic_rounding(1)
+                zo.radazo(1e-2, moments="replayed"), zo.stochastic_rounding(1)
             )
         ),
     ],

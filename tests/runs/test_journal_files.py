@@ -68,8 +68,8 @@ def test_a_call_that_writes_nothing_leaves_no_file(tmp_path):
 
 @pytest.mark.parametrize(
     "begin",
-    [b'{"format":3,', b'{"fun":"a","format":3,', b'{"fun":"a",', b'{"format":5,'],
-    ids=["3", "older", "none", "later"],
+    [b'{"format":4,', b'{"fun":"a","format":3,', b'{"fun":"a",', b'{"format":6,'],
+    ids=["4", "older", "none", "later"],
 )
 @pytest.mark.parametrize(
     "read", [lambda path: run(journal=path), zo.runs.History.from_journal]
@@ -78,10 +78,10 @@ def test_a_journal_of_another_format_is_refused(read, begin, tmp_path):
     path = tmp_path / "run.jsonl"
     run(num_steps=1, journal=path)
     head = path.read_bytes().splitlines()[0].rpartition(b',"crc":"')[0]
-    head = begin + head.removeprefix(b'{"format":4,')
+    head = begin + head.removeprefix(b'{"format":5,')
     content = head + b',"crc":"%08x"}\n' % zlib.crc32(head)
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="must have the format 4; got") as caught:
+    with pytest.raises(ValueError, match="must have the format 5; got") as caught:
         read(path)
     assert "\n" not in str(caught.value) and path.read_bytes() == content
 

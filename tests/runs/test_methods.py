@@ -247,9 +247,17 @@ def test_too_many_failures_end_the_run():
 
 
 @pytest.mark.parametrize("fun", [lambda x: x @ x * np.nan, lambda x: np.inf])
-def test_a_function_without_a_value_ends_the_run(fun):
-    with pytest.raises(zo.RunError, match="no finite value"):
-        run(fun, max_evaluations=30)
+@pytest.mark.parametrize(
+    ("most", "message"),
+    [
+        (30, r"to use in any of the run's \d+ steps\. "),
+        (3, r"to use in any of the run's 1 steps\. "),
+        (300, r"to use in 10 steps in a row \(max_consecutive_failures\), up to "),
+    ],
+)
+def test_a_function_without_a_value_ends_the_run(fun, most, message):
+    with pytest.raises(zo.RunError, match="no finite value " + message):
+        run(fun, zo.methods.evolution(population=37), max_evaluations=most)
 
 
 # --- Budgets ----------------------------------------------------------------------
@@ -281,6 +289,91 @@ def test_a_target_ends_the_run_within_a_step(name):
         assert result.num_evaluations == 1 + np.argmax(values <= target)
 
 
+def repeating(start):
+    """Evaluates points twice in steps of seven, as a check for noise does."""
+    best = start.params
+    while True:
+        points = start.round(best + start.rng.normal(size=(5, len(best))))
+        asked = np.concatenate([points, points[:2]])
+        best = asked[np.nanargmin(np.nan_to_num((yield asked), nan=np.inf))]
+
+
+def each_time_another(seed):
+    """A function of the point and of how often it was evaluated, if there is a seed."""
+    counts = {}
+
+    def fun(x):
+        count = counts[x.tobytes()] = counts.get(x.tobytes(), -1) + 1
+        noise = np.random.default_rng([count, *x.view(np.uint32)]).normal()
+        return np.nan if bowl(x) % 1 < 0.3 else ripples(x) + seed * noise
+
+    return fun
+
+
+@pytest.mark.parametrize("name", ["untuned", repeating])
+@pytest.mark.parametrize("noise", [0, 0.1])
+@pytest.mark.parametrize(
+    "budget",
+    [
+        {"max_evaluations": 47, "target": 0.5},
+        {"num_steps": 9},
+        {"patience": 3, "max_evaluations": 300},
+        {"max_consecutive_failures": 1, "max_evaluations": 200},
+    ],
+)
+def test_steps_do_not_depend_on_the_parts_in_which_they_are_told(
+    name, noise, budget, monkeypatch, tmp_path
+):
+    """A part ends after a second, of a clock that goes as the case says."""
+    method, path, times = METHODS.get(name, name), tmp_path / "run.jsonl", [0.0]
+
+    def columns(history):
+        names = "step", "value", "value_std", "evaluations", "failed"
+        return repr([getattr(history, name).tolist() for name in names])
+
+    def taken(step, **options):
+        def clock():
+            times[0] += step
+            return times[0]
+
+        def callback(report):
+            values, points = report.values.tolist(), report.points.tolist()
+            told.append(repr((report.step, values, points, report.best[1:3])))
+
+        monkeypatch.setattr("time.perf_counter", clock)
+        told = []
+        one = each_time_another(noise)
+        options = {"batched": False, **budget, **options}
+
+        def fun(points):
+            return [one(x) for x in points] if options["batched"] else one(points)
+
+        try:
+            result = run(fun, method, callback=callback, **options)
+        except zo.RunError as error:
+            result = error.result
+            told.append(str(error))
+        told.append(columns(result.history))
+        return repr((result.state[3:], result.best, result[6:9], told[-1])), told
+
+    expected = taken(0.0)
+    for step in (0.3, 0.6):
+        assert taken(step) == expected
+        assert taken(step, batched=True) == expected
+        with ThreadPoolExecutor(1) as pool:
+            assert taken(step, executor=pool) == expected
+        path.unlink(missing_ok=True)
+        assert taken(step, journal=path) == expected
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(lines[: len(lines) // 2 + 1]))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*at which fun now returns")
+            found, told = taken(0.1, journal=path)
+        if not noise:
+            assert found == expected[0] and len(told) < len(expected[1])
+            assert columns(zo.runs.History.from_journal(path)) == told[-1]
+
+
 def test_steps_seconds_and_patience_end_a_run(monkeypatch):
     assert len(run(num_steps=3).values) == 3
     found = run(lambda x: 1.0 + (np.abs(x).max() > 0), METHODS["evolution"], patience=4)
@@ -298,6 +391,15 @@ def test_a_state_continues(name):
         rest = run(ripples, METHODS[name], max_evaluations=50 - first, state=part.state)
         np.testing.assert_array_equal(rest.state.values, whole.state.values)
         np.testing.assert_array_equal(rest.params, whole.params)
+
+
+def test_a_state_of_a_run_with_a_budget_continues_without_one():
+    """The run without a budget would have ended before."""
+    part = run(max_evaluations=200).state
+    result = run(state=part, target=-1.0, num_steps=5)
+    same = run(state=part, callback=lambda report: len(report.state.values) >= 240)
+    done = len(result.state.values)
+    np.testing.assert_array_equal(same.state.values[:done], result.state.values)
 
 
 def test_a_state_of_another_method_is_refused():
@@ -407,7 +509,7 @@ def test_workers_change_nothing(name, executor):
     assert_same(batched, expected)
 
 
-def test_idle_workers_evaluate_likely_points_and_change_nothing(tmp_path):
+def test_idle_workers_evaluate_likely_points_and_change_nothing():
     def method(start):
         point, seen = start.params, []
         for _ in range(6):
@@ -417,19 +519,18 @@ def test_idle_workers_evaluate_likely_points_and_change_nothing(tmp_path):
             point = point + 1
         return End(point, min(seen), "six points")
 
-    rounds = []
-
     class Counting(ThreadPoolExecutor):
         def submit(self, fun, *args):
-            calls.append(args)
+            calls.append(args[0][0])
             return super().submit(fun, *args)
 
-    calls, expected = [], run(method=method)
-    with Counting(4) as pool:
-        found = run(method=method, executor=zo.external(workers=None) and pool)
-    assert_same(found, expected)
-    rounds = len(calls)
-    assert expected.num_evaluations == 6 <= rounds
+    expected = run(method=method)
+    # Four points at a time are two rounds. Two, of which one is ahead, are three.
+    for workers, asked in ((4, range(8)), (2, range(6)), (1, range(6))):
+        calls = []
+        with Counting(workers) as pool:
+            assert_same(run(method=method, executor=pool), expected)
+        assert calls == list(asked)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 65])

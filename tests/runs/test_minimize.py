@@ -140,7 +140,7 @@ def test_ctrl_c_ends_the_run_with_what_it_has():
             os.kill(os.getpid(), signal.SIGINT)
 
     result = run(1000, chunk_size=10, callback=interrupt)
-    assert len(result.values) in (20, 30)
+    assert result.stopped == "interrupted" and len(result.values) in (20, 30)
     np.testing.assert_array_equal(result.values, run(len(result.values)).values)
     assert signal.getsignal(signal.SIGINT) is handler
 
@@ -261,6 +261,24 @@ def test_a_run_is_not_traced(transform):
     params = START[None] if transform is jax.vmap else START
     with pytest.raises(TypeError, match=r"call it outside of jax\.jit"):
         transform(last)(params)
+
+
+@pytest.mark.parametrize("part", ["optimizer", "estimator"])
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_run_at_a_traced_number_says_so(part, calls):
+    def last(x):
+        named = {"optimizer": OPTIMIZER, "estimator": ESTIMATOR}
+        named[part] = zo.radazo(x) if part == "optimizer" else replace(ESTIMATOR, x)
+        fun = (lambda p: float(np.sum(p))) if calls else loss
+        given = {"evaluator": zo.external()} if calls else {}
+        options = {"num_steps": 3, "progress": False, **given}
+        return jnp.sum(zo.minimize(fun, START, **named, **options).params)
+
+    def replace(estimator, smoothing):
+        return dataclasses.replace(estimator, smoothing=smoothing)
+
+    with pytest.raises(TypeError, match=r"got traced ones.*call it outside of jax"):
+        jax.grad(last)(1e-2)
 
 
 @dataclasses.dataclass

@@ -1,8 +1,6 @@
 """Budgets and stopping rules of runs, compiled and of black boxes."""
 
 import functools
-import os
-import signal
 
 import chex
 import jax
@@ -118,16 +116,6 @@ def test_seconds_end_a_run_between_its_steps(run, monkeypatch):
     assert 1 <= steps < 60
     monkeypatch.undo()
     assert_same_run(result, run(num_steps=steps))
-
-
-@each_run
-def test_an_interrupted_run_says_so(run):
-    def interrupt(report):
-        os.kill(os.getpid(), signal.SIGINT)
-
-    result = run(num_steps=10, callback=interrupt)
-    assert result.stopped == "interrupted"
-    assert len(result.values) == 1
 
 
 @pytest.mark.parametrize(

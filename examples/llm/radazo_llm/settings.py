@@ -205,14 +205,6 @@ class Settings:
             )
 
     @property
-    def num_evaluations(self) -> int:
-        """Number of evaluations of the loss per step."""
-        if self.command == REWARD:
-            return self.population_size
-        forward = self.difference == "forward"
-        return self.num_directions + 1 if forward else 2 * self.num_directions
-
-    @property
     def quantized(self) -> bool:
         return self.quantize != "no"
 

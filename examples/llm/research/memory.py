@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import radazo_jax as zo
 from radazo_llm.examples.tokens import Batch
-from radazo_llm.models.opt import CONFIGS
+from radazo_llm.models.opt import Config
 from radazo_llm.settings import Settings
 from radazo_llm.tune.job import Parts, parts_of
 from radazo_llm.tune.loss import loss_fn
@@ -33,6 +33,8 @@ from research import common, compilers
 from research.common import Table, collect
 
 BATCH_SIZE, LENGTH = 16, 128
+# The width, the layers and the heads of OPT's models.
+SIZES = {"125m": (768, 12, 12), "1.3b": (2048, 24, 32), "13b": (5120, 40, 40)}
 GIB = 2**30
 
 
@@ -92,7 +94,14 @@ def program(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         distribution=case.distribution or "gaussian",
         learning_rate=1e-3,
     )
-    config, optimizer = CONFIGS[f"facebook/opt-{case.size}"], adam(1e-3)
+    width, layers, heads = SIZES[case.size]
+    config = Config(
+        hidden_size=width,
+        ffn_dim=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+    )
+    optimizer = adam(1e-3)
     if case.distribution:
         optimizer = settings.optimizer(np.full(1, 1e-3, np.float32))
 

@@ -108,7 +108,8 @@ def measured(
     else:
         options = {"change": clocked, "eval_first": first}
         found = common.tuned_run(chosen, path, splits, folder, **options)
-    each = backprop.PASSES if method == "adamw" else chosen.num_evaluations
+    # A central difference takes two evaluations for each direction.
+    each = backprop.PASSES if method == "adamw" else 2 * chosen.num_directions
     found = [{"passes": row["step"] * each} | row for row in found]
     return {"evaluations": found}
 

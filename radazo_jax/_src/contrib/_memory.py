@@ -1,4 +1,4 @@
-"""Parts of estimators with memories: past queries, and wide arrays."""
+"""Parts of several estimators: past queries, wide arrays, one central difference."""
 
 from typing import Any, NamedTuple
 
@@ -67,6 +67,23 @@ def widest(tree: Any) -> Any:
 def mean_of_finite(values: jax.Array) -> jax.Array:
     """The mean of the values that are finite; NaN without any."""
     return jnp.mean(values, where=jnp.isfinite(values))
+
+
+def along_tree(
+    points: estimators.Points, values: estimators.Values, smoothing: float, tree: Any
+) -> estimators.Estimate:
+    """The estimate (f(θ + μ w) − f(θ − μ w)) / 2μ · w along one tree w.
+
+    If one of the values is not finite, the step is skipped.
+    """
+    above, below = values.along[0]
+    slope = (above - below) / (2 * smoothing)
+    return estimators.Estimate(
+        mean_of_finite(values.along),
+        slope=slope**2,
+        num_values=jnp.where(jnp.isfinite(slope), 2, 0).astype(jnp.int32),
+        gradient=points.of_tree(tree).scaled(slope),
+    )
 
 
 def followed_by(old: jax.Array, new: jax.Array) -> jax.Array:

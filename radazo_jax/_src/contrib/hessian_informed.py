@@ -71,14 +71,10 @@ class HessianInformed(estimators.AlongDirections):
             lambda w, old, new: w * jnp.sqrt(old / new),
             *(points.shift, state.hessian, hessian),
         )
-        slope = (above - below) / (2 * self.smoothing)
-        used = jnp.isfinite(slope) & jnp.isfinite(values.base)
-        estimate = estimators.Estimate(
-            values.base,
-            slope=slope**2,
-            num_values=jnp.where(used, 3, 0).astype(jnp.int32),
-            gradient=points.of_tree(tree).scaled(slope),
-        )
+        estimate = _memory.along_tree(points, values, self.smoothing, tree)
+        used = (estimate.num_values > 0) & jnp.isfinite(values.base)
+        num_values = jnp.where(used, 3, 0).astype(jnp.int32)
+        estimate = estimate._replace(value=values.base, num_values=num_values)
         after = HessianInformedState(hessian)
         return estimate, _memory.updated_if_usable(estimate, state, after)
 

@@ -10,7 +10,7 @@ import optax
 
 from radazo_jax import estimators
 from radazo_jax._src import checks
-from radazo_jax._src.contrib import _memory
+from radazo_jax._src.contrib._memory import along_tree
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -54,15 +54,7 @@ class LazyLowRank(estimators.GradientEstimator):
         params: optax.Params,
         state: Any,
     ) -> tuple[estimators.Estimate, Any]:
-        above, below = values.along[0]
-        slope = (above - below) / (2 * self.smoothing)
-        estimate = estimators.Estimate(
-            _memory.mean_of_finite(values.along),
-            slope=slope**2,
-            num_values=jnp.where(jnp.isfinite(slope), 2, 0).astype(jnp.int32),
-            gradient=points.of_tree(points.shift).scaled(slope),
-        )
-        return estimate, state
+        return along_tree(points, values, self.smoothing, points.shift), state
 
 
 def lazy_low_rank(

@@ -71,22 +71,12 @@ class MomentumPerturbation(estimators.AlongDirections):
         params: optax.Params,
         state: MomentumPerturbationState,
     ) -> tuple[estimators.Estimate, MomentumPerturbationState]:
-        moved = values.along
-        slope = (moved[0, 0] - moved[0, 1]) / (2 * self.smoothing)
-        used = jnp.isfinite(slope)
-        slope = jnp.where(used, slope, jnp.nan)
         coefficient = jnp.full(1, self._deviation(points.layout.dimension), jnp.float32)
         new = points.combine(coefficient).materialize(state.history)
         m = jax.tree.map(lambda u, h: u + (1 - self.b1) * h, new, state.history)
-        history = jax.tree.map(lambda m: jnp.where(slope < 0, -m, m), m)
-        estimate = estimators.Estimate(
-            _memory.mean_of_finite(moved),
-            slope=slope**2,
-            num_values=jnp.where(used, 2, 0).astype(jnp.int32),
-            gradient=estimators.LinearCombination(None, None, points.layout).plus(
-                slope, m
-            ),
-        )
+        estimate = _memory.along_tree(points, values, self.smoothing, m)
+        above, below = values.along[0]
+        history = jax.tree.map(lambda m: jnp.where(above < below, -m, m), m)
         after = MomentumPerturbationState(history)
         return estimate, updated_if_usable(estimate, state, after)
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from radazo_jax import distributions, estimators
@@ -54,11 +55,11 @@ class PriorGuided(estimators.AlongDirections):
         last = jnp.arange(size + 1) == size
         scales = jnp.where(last, 0.0, self.smoothing).astype(jnp.float32)
         shifts = jnp.where(last, self.smoothing, 0.0).astype(jnp.float32)
-        which = [*range(size), 0]
-        points = estimators.shifted_points(
-            self.distribution, draw, size, which, scales, unit, shifts, params
+        points = estimators.sample_points(
+            self.distribution, draw, size, [1.0], params, includes_params=True
         )
-        return points, state
+        points = points.select(np.array([*range(size), 0]))
+        return points.with_shift(unit, shifts[:, None], scales[:, None]), state
 
     def reduce(
         self,

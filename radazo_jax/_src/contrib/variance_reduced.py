@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from radazo_jax import distributions, estimators
@@ -56,17 +57,17 @@ class VarianceReduced(estimators.AlongDirections):
         at_anchor = state.count < self.anchor_steps
         size = self.num_directions
         # Along u from θ, or from θ̃; along u, or -u, from θ̃; and θ̃ itself.
-        which = [*range(size), *range(size), 0]
+        which = np.array([*range(size), *range(size), 0])
         there = jnp.where(at_anchor, 1.0, 0.0)
         back = jnp.where(at_anchor, -self.smoothing, self.smoothing)
         scales = jnp.array(
             [*([self.smoothing] * size), *([back] * size), 0.0], jnp.float32
         )
         shifts = jnp.array([*([there] * size), *([1.0] * (size + 1))], jnp.float32)
-        points = estimators.shifted_points(
-            self.distribution, draw, size, which, scales, away, shifts, params
-        )
-        return points, state
+        points = estimators.sample_points(
+            self.distribution, draw, size, [1.0], params, includes_params=True
+        ).select(which)
+        return points.with_shift(away, shifts[:, None], scales[:, None]), state
 
     def reduce(
         self,

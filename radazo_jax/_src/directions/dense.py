@@ -27,7 +27,7 @@ class Gaussian(Distribution):
 
 
 class Sphere(UnitNorm, Normals):
-    """See `sphere`."""
+    """See `sphere`: the numbers of `Normals.draw`, divided by their norm."""
 
     _constructor = "sphere"
     normalized = True

@@ -157,7 +157,7 @@ class Distribution(Configuration, abc.ABC):
         Returns:
           The direction, number 0 under the key.
         """
-        layout = self._annotate(layout_of(params), params)
+        layout = self._layout(params)
         return sample(self, keys.as_key(key), jnp.uint32(0), layout)
 
     def materialize(self, direction: Direction, params: optax.Params) -> optax.Params:
@@ -170,17 +170,19 @@ class Distribution(Configuration, abc.ABC):
         Returns:
           A tree like `params`, in the shapes and dtypes of its leaves.
         """
-        layout = self._annotate(layout_of(params), params)
+        layout = self._layout(params)
         return jax.tree.map(
             lambda u, p: u.astype(jnp.result_type(p)),
             direction.tree(layout),
             params,
         )
 
-    def _annotate(self, layout: Layout, params: optax.Params) -> Layout:
-        """The layout with the axes that the distribution itself prescribes."""
-        del params
-        return layout
+    # A custom distribution is complete here. Only distributions of this package, whose
+    # numbers are drawn together or make factors, override the methods below.
+
+    def _layout(self, params: optax.Params) -> Layout:
+        """The layout of the parameters, with the axes that it prescribes."""
+        return layout_of(params)
 
     def _packing(self, dimension: int) -> Packing | None:
         """The packing of neighbors; `None` if each number is drawn alone."""

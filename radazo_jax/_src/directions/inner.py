@@ -46,8 +46,8 @@ def gram(
         for i in range(len(layout.leaves)):
             us = [rows(u, layout, i) for u in directions]
             ws = [tree[i].astype(jnp.float32) for tree in leaves]
-            rows = jnp.concatenate([*us, *(w.reshape(len(w), -1) for w in ws)])
-            products.append(jnp.matmul(rows, rows.T, precision=_EXACT))
+            every = jnp.concatenate([*us, *(w.reshape(len(w), -1) for w in ws)])
+            products.append(jnp.matmul(every, every.T, precision=_EXACT))
         return functools.reduce(jnp.add, products)
 
     return on_any_mesh(program, jax.P())(directions, trees)

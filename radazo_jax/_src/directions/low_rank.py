@@ -11,7 +11,7 @@ import optax
 from radazo_jax._src import checks
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.elements import Elements, LowRankFactors
-from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes, Part
+from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes, Part, layout_of
 from radazo_jax._src.directions.normals import Normals
 
 # Factors are drawn as one array of at most so many numbers of all directions (32 MiB):
@@ -36,7 +36,8 @@ class LowRank(Normals):
         del dimension
         return 1.0
 
-    def _annotate(self, layout: Layout, params: optax.Params) -> Layout:
+    def _layout(self, params: optax.Params) -> Layout:
+        layout = layout_of(params)
         given = self.dimension_numbers
         if given is None:
             return layout

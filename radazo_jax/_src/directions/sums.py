@@ -290,9 +290,9 @@ class Block(NamedTuple):
         ]
 
 
-def cuts(shape: tuple[int, ...], axes: Sequence[int]) -> bool:
-    """Whether the blocks of an array are shorter than it along any of these axes."""
-    return min(axes) <= _cut_axis(shape)
+def cuts(shape: tuple[int, ...], axis: int) -> bool:
+    """Whether the blocks of an array are shorter than it along an axis from this on."""
+    return axis <= _cut_axis(shape)
 
 
 def _cut_axis(shape: tuple[int, ...]) -> int:

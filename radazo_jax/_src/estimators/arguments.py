@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 
 def check_argnums(argnums: Any) -> None:
     """Raises unless these are a position, or several."""
@@ -47,8 +49,7 @@ def placed(
 ) -> Any:
     """`fun` with the parameters at their positions."""
     chosen = [params] if isinstance(argnums, int) else list(params)
-    places = _places(argnums, len(chosen) + len(others))
-    found, rest = dict(zip(places, chosen, strict=True)), iter(others)
-    size = len(chosen) + len(others)
-    args = [found[i] if i in found else next(rest) for i in range(size)]
+    places, args = _places(argnums, len(chosen) + len(others)), list(others)
+    for i in np.argsort(places):
+        args.insert(places[i], chosen[i])
     return fun(*args, **kwargs)

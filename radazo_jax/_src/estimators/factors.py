@@ -4,8 +4,8 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jax import lax
 
 from radazo_jax._src.contracts import Points
 from radazo_jax._src.directions.distribution import Direction, lazy
@@ -72,22 +72,20 @@ def candidate_factors(points: Points) -> tuple[optax.Params, optax.Params]:
             for leaf in layout.leaves
         ]
 
-    def of_points(b: jax.Array) -> jax.Array:
-        """B of each direction, times the scale of each of its points."""
-        scales = points.scales * points.directions.scale[:, None]
-        scaled = scales.reshape(*scales.shape, *(1,) * (b.ndim - 1)) * b[:, None]
-        rows = lax.collapse(scaled, 0, 2)
-        zero = jnp.zeros_like(rows[:1])
-        return jnp.concatenate([zero, rows]) if points.includes_params else rows
+    # θ is a point along the first direction, at scale 0.
+    num_base, num_along = int(points.includes_params), points.scales.shape[1]
+    each = np.repeat(np.arange(len(points.scales)), num_along)
+    which = np.concatenate([np.zeros(num_base, int), each])
+    scales = (points.scales * points.directions.scale[:, None]).reshape(-1)
+    scales = jnp.concatenate([jnp.zeros(num_base, scales.dtype), scales])
 
-    def repeated(a: jax.Array) -> jax.Array:
-        rows = jnp.repeat(a, points.scales.shape[1], axis=0)
-        return jnp.concatenate([rows[:1], rows]) if points.includes_params else rows
+    def scaled(b: jax.Array) -> jax.Array:
+        return scales.reshape(-1, *(1,) * (b.ndim - 1)) * b[which]
 
     factors = jax.vmap(of_direction)(points.directions)
     return (
-        jax.tree.unflatten(layout.treedef, [repeated(a) for a, _ in factors]),
-        jax.tree.unflatten(layout.treedef, [of_points(b) for _, b in factors]),
+        jax.tree.unflatten(layout.treedef, [a[which] for a, _ in factors]),
+        jax.tree.unflatten(layout.treedef, [scaled(b) for _, b in factors]),
     )
 
 

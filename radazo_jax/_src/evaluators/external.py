@@ -102,7 +102,7 @@ class External(Evaluator):
             return
         pool = pools.Pool(fun, self.workers, self.executor, self.timeout, interrupted)
         try:
-            yield Calls(self, pool.run, vector_valued)
+            yield Calls(self, pool.run, vector_valued, pool)
         finally:
             pool.close()
 
@@ -175,6 +175,7 @@ class Calls:
         evaluator: External,
         run: Callable[[list[Any]], list[Any] | None],
         vector_valued: bool,
+        pool: pools.Pool | None = None,
     ):
         """Describes the calls.
 
@@ -182,10 +183,18 @@ class Calls:
           evaluator: The evaluator.
           run: Calls the function at points; `None` if it was interrupted.
           vector_valued: Whether the function may return several numbers for a point.
+          pool: What calls it elsewhere.
         """
-        self._evaluator, self._run = evaluator, run
+        self._evaluator, self._run, self._pool = evaluator, run, pool
         self._vector_valued = vector_valued
         self._begun = self._works = False
+
+    @property
+    def workers(self) -> int:
+        """The number of calls side by side, as far as it is known."""
+        if self._pool is None or self._evaluator.batched:
+            return 1
+        return self._pool.workers
 
     def evaluate(
         self, candidates: optax.Params, known: Outcome | None = None

@@ -72,6 +72,12 @@ class Pool:
             self._pool = executor
             self._sender.prepare(executor)
 
+    @property
+    def workers(self) -> int:
+        """The number of workers, 1 if it is not known."""
+        workers: int = getattr(self._pool, "_max_workers", 1)
+        return self._workers or workers
+
     def run(self, points: list[Any]) -> list[Any] | None:
         """Calls the function at points.
 

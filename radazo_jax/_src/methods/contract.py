@@ -37,8 +37,10 @@ class Start(NamedTuple):
       rng: Random numbers of the run. A method has no other source of randomness.
       resolution: Relative spacing of the values: the machine epsilon of the dtype in
         which the function computes.
-      round: Rounds points to the dtypes of the parameters, any shape [..., d]. A
-        method yields rounded points, and divides differences by rounded steps.
+      step: Spacing of the values of each parameter, 0 if it is continuous, shape [d].
+      round: Rounds points to multiples of `step` and to the dtypes of the parameters,
+        any shape [..., d]. A method yields rounded points, and divides differences by
+        rounded steps.
       flatten: Converts a number, or a tree like the parameters of numbers and arrays
         that broadcast to the leaves, to float64 of shape [d]. Used for `scale`.
       limited: Whether a budget of evaluations, steps or seconds ends the run.
@@ -50,10 +52,24 @@ class Start(NamedTuple):
     box: Box
     rng: np.random.Generator
     resolution: float
+    step: np.ndarray
     round: Callable[[np.ndarray], np.ndarray]
     flatten: Callable[[Any], np.ndarray]
     limited: bool
     report: Callable[[str, str], None] = _unreported
+
+
+def check_continuous(method: str, start: Start) -> None:
+    """Raises if a method that takes short differences has parameters on a grid.
+
+    Raises:
+      ValueError: If a run has a `step`.
+    """
+    if np.any(start.step):
+        raise ValueError(
+            f"step must be None or 0 with {method}, which takes short differences; got "
+            f"{np.max(start.step)}. Use untuned() or evolution()."
+        )
 
 
 class Ask(NamedTuple):

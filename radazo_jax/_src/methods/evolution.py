@@ -9,6 +9,7 @@ import numpy as np
 
 from radazo_jax._src import checks
 from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start, Steps
+from radazo_jax._src.methods.known import Known
 
 # Up to so many parameters, the whole covariance matrix is learned; beyond, its
 # diagonal.
@@ -33,6 +34,9 @@ _CLOSER = 0.5
 # The distance from a bound within which points are drawn closer to it: a share of the
 # distance of the bounds, or of the size of a parameter with one bound.
 _MARGIN = 0.05
+
+# The least standard deviation of points on a grid, in its steps.
+DEVIATION = 0.2
 
 # The size of a parameter with two bounds, as a share of their distance.
 _OF_WIDTH = 2 / 3
@@ -159,20 +163,24 @@ class Evolution:
     scale: Any = 1.0
 
     def __call__(self, start: Start) -> Steps:
-        x, box, units = start.params, start.box, sizes(start, self.scale)
-        value = (yield x[None])[0]
-        return (
-            yield from steps(
-                x,
-                value if np.isfinite(value) else np.inf,
-                box,
-                units,
-                self.step_size,
-                start.rng,
-                start.round,
-                self.population,
-            )
+        x, gridded = start.params, np.any(start.step)
+        # A second value says whether a point of a grid has one value.
+        values = yield np.stack([x, x]) if gridded else x[None]
+        value = values[0] if np.isfinite(values[0]) else np.inf
+        inner = steps(
+            x,
+            value,
+            start.box,
+            np.maximum(sizes(start, self.scale), start.step),
+            self.step_size,
+            start.rng,
+            start.round,
+            self.population,
+            DEVIATION * start.step,
         )
+        if gridded and values[0] == values[1]:
+            inner = Known(x, value).steps(inner)
+        return (yield from inner)
 
 
 def evolution(
@@ -199,6 +207,9 @@ def evolution(
     Near a bound, points are drawn closer to it, and points beyond it are reflected.
     Points without a value are the worst, and have no part in the mean. If no point has
     a value, the next points lie half as far from m.
+
+    With a `step` of the run, standard deviations are at least a fifth of it, and no
+    point is evaluated twice, unless the function is noisy.
 
     A run ends if all standard deviations are below 10⁻¹¹ of the first ones or below
     the rounding of m, or above 10⁸ of the first ones; if the least values of
@@ -302,7 +313,13 @@ def first_state(mean: np.ndarray, sigma: float) -> State:
     return State(mean, sigma, covariance, basis, one, zero, zero, 0)
 
 
-def adapted(c: Constants, state: State, y: np.ndarray, values: np.ndarray) -> State:
+def adapted(
+    c: Constants,
+    state: State,
+    y: np.ndarray,
+    values: np.ndarray,
+    least: np.ndarray | float = 0.0,
+) -> State:
     """Returns the state after a step.
 
     Args:
@@ -310,6 +327,7 @@ def adapted(c: Constants, state: State, y: np.ndarray, values: np.ndarray) -> St
       state: State before.
       y: Steps (x − m) / σ, the best first, shape [λ, d].
       values: Their values, ascending, infinite if they failed, shape [λ].
+      least: Least standard deviations, in units: a number, or shape [d].
     """
     d = y.shape[1]
     weights = np.where(np.isfinite(values), np.maximum(c.weights, 0), 0)
@@ -352,7 +370,16 @@ def adapted(c: Constants, state: State, y: np.ndarray, values: np.ndarray) -> St
         path_c=path_c,
         generation=generation,
     )
-    return _decomposed(after) if generation % c.gap == 0 else after
+    return after if generation % c.gap else _decomposed(_widened(after, least))
+
+
+def _widened(state: State, least: np.ndarray | float) -> State:
+    """Returns the state with standard deviations of at least these, shape [d]."""
+    least, covariance = (least / state.sigma) ** 2, state.covariance
+    if state.basis is None:
+        return state._replace(covariance=np.maximum(covariance, least))
+    missing = np.maximum(least - np.diagonal(covariance), 0)
+    return state._replace(covariance=covariance + np.diag(missing))
 
 
 def _decomposed(state: State) -> State:
@@ -375,6 +402,7 @@ def steps(
     rng: np.random.Generator,
     round: Callable[[np.ndarray], np.ndarray],
     population: int | None = None,
+    least: np.ndarray | float = 0.0,
 ) -> Steps:
     """Takes the steps of CMA-ES; see `evolution`.
 
@@ -387,6 +415,7 @@ def steps(
       rng: Random numbers.
       round: Rounds points to the dtypes of the parameters.
       population: Number of points per step.
+      least: Least standard deviations of points, a number or shape [d].
     """
     d, size = len(x), population or default_population(len(x))
     c, best = constants(d, size), End(x, value, "")
@@ -408,7 +437,7 @@ def steps(
         y, values = y[order], values[order]
         if values[0] < best.value:
             best = End(points[order[0]], float(values[0]), "")
-        state = adapted(c, state, y, values)
+        state = adapted(c, state, y, values, least / units)
         state = state._replace(mean=space.limited(units * state.mean) / units)
         history.append((values[0], values[size // 2]))
         reason = _reason(c, state, sigma, history)

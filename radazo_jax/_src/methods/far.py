@@ -1,15 +1,28 @@
 """Long moves, along which piecewise constant functions change."""
 
-from typing import NamedTuple
+import itertools
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from radazo_jax._src.methods.contract import Ask, Part
+from radazo_jax._src.methods.contract import Ask, End, Part, T
 from radazo_jax._src.methods.points import Space, along, both_sides
-from radazo_jax._src.methods.slopes import Memory, Searched, line_search
+from radazo_jax._src.methods.slopes import NOWHERE, Memory, Searched, line_search
 
 # Long differences: their first length, in units, its factor, and the least of it.
 _FIRST, _NEARER, _NEAREST = 0.3, 1 / 3, 0.09
+
+# Moves along the parameters: their first lengths, in units, the factor of one that does
+# not help, and the share of the whole fall that a round or a length must be worth.
+_MOVES, _SHORTER, _WORTH = (0.3, 1.0, 0.1, 0.03), 0.5, 0.03
+
+# Steps are idle if so many evaluations, times d + 1, lowered the value by less than a
+# share of its whole fall, at so many units from the start.
+_IDLE, _SLOW, _AWAY = 20, 1e-2, 10.0
+
+# The number of the latest values, times d + 1.
+_LATEST = 2
 
 # The number of shorter tries along long differences.
 _TRIES = 3
@@ -132,3 +145,131 @@ def _doubled(
             break
         x, value, move = new, at, 2 * move
     return x, value
+
+
+def moves(
+    x: np.ndarray, value: float, units: np.ndarray, space: Space
+) -> Part[tuple[np.ndarray, float]]:
+    """Moves one parameter after another, as far as the value falls.
+
+    A move that helps is doubled as long as it helps. One that does not is tried the
+    other way, and is shorter next time. After a round, the move of all parameters is
+    repeated as long as it helps. Once rounds are worth little, moves of another length
+    follow, until none of the lengths is worth more.
+
+    Args:
+      x: The point, shape [d].
+      value: Its value, finite.
+      units: Units of the lengths, shape [d].
+      space: The space of the points.
+
+    Returns:
+      The best point and its value.
+
+    References:
+      Hooke & Jeeves, "Direct Search" Solution of Numerical and Statistical Problems,
+      Journal of the ACM 1961.
+    """
+    begun, useless = value, 0
+    for share in itertools.cycle(_MOVES):
+        lengths, first, before = share * units, value, np.inf
+        while before - value > _WORTH * (begun - value):
+            before = value
+            x, value, lengths = yield from _round(x, value, lengths, space)
+        useless = 0 if first - value > _WORTH * (begun - value) else useless + 1
+        if useless == len(_MOVES):
+            break
+    return x, value
+
+
+def _round(
+    x: np.ndarray, value: float, lengths: np.ndarray, space: Space
+) -> Part[tuple[np.ndarray, float, np.ndarray]]:
+    """Moves each parameter once; returns the point, its value, and the next lengths."""
+    begun, axes, lengths = x, np.eye(len(x)), lengths.copy()
+    for i in np.flatnonzero(space.box.lower < space.box.upper):
+        for sign in (1, -1):
+            move = sign * lengths[i] * axes[i]
+            x, value, times = yield from _as_far(x, value, move, space)
+            if times:
+                lengths[i] *= sign * 2.0 ** (times - 1)
+                break
+        else:
+            lengths[i] *= _SHORTER
+    x, value, _ = yield from _as_far(x, value, x - begun, space)
+    return x, value, lengths
+
+
+def _as_far(
+    x: np.ndarray, value: float, move: np.ndarray, space: Space
+) -> Part[tuple[np.ndarray, float, int]]:
+    """Doubles a move as long as it helps.
+
+    Returns:
+      The best point, its value, and the number of moves that helped.
+    """
+    for times in range(_DOUBLED):
+        new = space.point(x + move)
+        if np.array_equal(new, x):
+            return x, value, times
+        likely = space.point(x + np.array([[2.0], [-1.0]]) * move)
+        at = float(finite((yield Ask(new[None], likely)))[0])
+        if not at < value:
+            return x, value, times
+        x, value, move = new, at, 2 * move
+    return x, value, _DOUBLED
+
+
+class Watch:
+    """What the values of steps show.
+
+    Attributes:
+      best: The best point so far.
+    """
+
+    def __init__(self, best: End, origin: np.ndarray, units: np.ndarray):
+        self.best, self._first, self._latest = best, best.value, best.value
+        self._origin, self._units, self._size = origin, units, len(units) + 1
+        self._idle, self._since = 0, math.inf
+
+    def see(self, points: np.ndarray, values: np.ndarray) -> None:
+        """Takes notice of the values of a step."""
+        comparable, count = finite(values), len(values)
+        self._since = self._since + count if np.all(np.isfinite(values)) else 0
+        i = int(np.argmin(comparable))
+        if comparable[i] < self.best.value:
+            self.best = End(points[i], float(comparable[i]), NOWHERE)
+        fall, whole = self._latest - self.best.value, self._first - self.best.value
+        self._idle += count
+        if fall > _SLOW * whole:
+            self._latest, self._idle = self.best.value, 0
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the best point is many units away from the first one."""
+        away = (self.best.params - self._origin) / self._units
+        return bool(np.sqrt(np.mean(away**2)) > _AWAY)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the value falls no more, and is that of a plateau far away."""
+        return self._idle > _IDLE * self._size and self.is_far
+
+    @property
+    def fails(self) -> bool:
+        """Whether one of the latest values failed."""
+        return self._since < _LATEST * self._size
+
+
+def watched(inner: Part[T], watch: Watch) -> Part[T | None]:
+    """Takes steps until they are idle; returns `None` then, or else their result."""
+    values: Any = None
+    while not watch.is_idle:
+        try:
+            asked = inner.send(values)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        values = yield asked
+        watch.see(asked.points if isinstance(asked, Ask) else asked, values)
+    return None

@@ -10,7 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from radazo_jax._src import checks
-from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start, Steps
+from radazo_jax._src.methods.contract import (
+    Ask,
+    Box,
+    End,
+    Method,
+    Start,
+    Steps,
+    check_continuous,
+)
 
 # K is at least 10, because two of the K + 2 evaluations of a step are no directions. It
 # is at most 32, because a cycle of d directions should have many steps.
@@ -287,6 +295,7 @@ class Many:
     num_directions: int | None = None
 
     def __call__(self, start: Start) -> Steps:
+        check_continuous("many()", start)
         value = (yield start.params[None])[0]
         problem = start.params, value, start.box, start.rng, start.round
         return (yield from steps(*problem, start.resolution, self.num_directions))

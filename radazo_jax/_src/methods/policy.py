@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from radazo_jax._src import checks
-from radazo_jax._src.methods import evolution, far, many, noise, quadratic, slopes
+from radazo_jax._src.methods import (
+    evolution,
+    far,
+    grid,
+    many,
+    noise,
+    quadratic,
+    slopes,
+)
 from radazo_jax._src.methods.contract import Ask, Box, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.points import (
     Differences,
@@ -46,8 +54,12 @@ _LOOKS = 30
 # Up to so many parameters, slopes are differences along all of them.
 _MOST = 100
 
+# Ends of slopes that moves along the parameters cannot follow.
+_UNMOVED = slopes.WITHIN, slopes.NOISE, slopes.FIXED
+
 CELLS = "parameters change the value by steps"
 STEPS = "the function is piecewise constant"
+MOVES = "moves along the parameters"
 
 
 class Plan(NamedTuple):
@@ -133,11 +145,17 @@ def untuned(
     slopes. At a saddle or on a plateau, a few of its steps look around even if there is
     no restart.
 
+    With a `step` of the run, quadratic models over the grid come first, and a move of
+    each parameter to its neighbors. They end if no neighbor is better; a neighbor of a
+    parameter is tried with continuous parameters as the model predicts them there. If a
+    budget ends the run, `evolution` follows, and models from each lower value. Under
+    noise, or for more than 100 parameters, `evolution` comes first.
+
     Args:
       tolerance: τ, a number in [0, 1), or `None`. The run ends if a step moved neither
         the value nor any parameter beyond it: |f′ − f| ≤ τ max(|f′|, |f(θ₀)|) and
         |θ′ᵢ − θᵢ| ≤ τ max(|θ′ᵢ|, size of i). By default, the resolution of the values
-        decides.
+        decides. It has no effect with a `step` of the run.
       restarts: Number of restarts after the first minimum, at least 0. By default any
         number if a budget ends the run, and none otherwise.
       scale: Order of magnitude of the distance to the minimum: a positive number, or a
@@ -172,9 +190,14 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
     d, left = len(start.params), math.inf if start.limited else 0
     if method.restarts is not None:
         left = method.restarts
+    if np.any(start.step):
+        noisy = abs(again - value) > _NOISY * abs(value)
+        of_run = value if np.isfinite(value) else again, noisy, method.scale, left
+        return (yield from grid.minimized(start, *of_run))
     population, sigma = evolution.default_population(d), _WIDE
     plan = yield from _first_values(method, start, value, again)
     best, before, descends, reason = plan.end, plan.begun, plan.smooth, ""
+    origin = End(start.params, value, "") if left > 0 and np.isfinite(value) else None
     if best.reason == slopes.FIXED:
         return best
     while True:
@@ -183,7 +206,8 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
         if descends:
             name = "slopes()" if d <= _MOST else "many()"
             start.report(name, reason)
-            best, plan = yield from _descent(method, start, plan, best)
+            best, plan = yield from _search(method, start, plan, best, origin)
+            origin = None
             if best.reason == slopes.WITHIN:
                 return best
             if best.reason == slopes.MINIMUM:
@@ -303,13 +327,66 @@ def _first_values(
     return plan(kind, first=first, sizes=sizes)
 
 
+def _search(
+    method: Untuned, start: Start, plan: Plan, best: End, origin: End | None
+) -> Part[tuple[End, Plan]]:
+    """Slopes, and moves along the parameters if they may lead lower.
+
+    Args:
+      method: The method.
+      start: The start of the run.
+      plan: The plan.
+      best: The best point so far.
+      origin: The first point, if there may be moves from there.
+    """
+    if len(best.params) > _MOST:
+        return (yield from _along_few(start, plan.space.sizes, best)), plan
+    units = np.full_like(best.params, np.inf)
+    if origin is not None:
+        units = evolution.sizes(start, method.scale)
+    watch = far.Watch(best, start.params, units)
+    found = yield from far.watched(_descent(method, start, plan, best), watch)
+    best, plan = found or (watch.best, plan)
+    if best.reason in _UNMOVED or watch.fails:
+        return best, plan
+    if origin is not None:
+        surely = best.reason == slopes.MINIMUM or watch.is_far
+        best, plan = yield from _from_origin(method, start, plan, best, origin, surely)
+    if best.reason not in (slopes.MINIMUM, *_UNMOVED):
+        start.report(MOVES, best.reason)
+        units = evolution.sizes(start._replace(params=best.params), method.scale)
+        units = units if plan.sizes is None else plan.sizes
+        x, value = yield from far.moves(best.params, best.value, units, plan.space)
+        best = best._replace(params=x, value=value)
+    return best, plan
+
+
+def _from_origin(
+    method: Untuned, start: Start, plan: Plan, best: End, origin: End, surely: bool
+) -> Part[tuple[End, Plan]]:
+    """Moves along the parameters from the start, which may lead to a lower minimum.
+
+    Slopes follow if the moves end at a lower value, or surely.
+    """
+    start.report(MOVES, "other ways from the start may lead lower")
+    units = evolution.sizes(start, method.scale)
+    space = Space.of(start, units)
+    x, value = yield from far.moves(origin.params, origin.value, units, space)
+    if not (surely or value < best.value):
+        return best, plan
+    its = yield from _first_values(method, start._replace(params=x), value, value)
+    end = its.end
+    if its.smooth:
+        start.report("slopes()", "a point next to another minimum")
+        end, its = yield from _descent(method, start, its, end)
+    return (end, its) if end.value < best.value else (best, plan)
+
+
 def _descent(
     method: Untuned, start: Start, plan: Plan, best: End
 ) -> Part[tuple[End, Plan]]:
     """Slopes, and looks along parameters that seem to have no effect."""
     x, value, space = best.params, best.value, plan.space
-    if len(x) > _MOST:
-        return (yield from _along_few(start, space.sizes, best)), plan
     for _ in range(_LOOKS):
         end = yield from slopes.steps(
             x,

@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from radazo_jax._src.methods import evolution
-from radazo_jax._src.methods.contract import Ask, Box, End, Method, Part, Start, Steps
+from radazo_jax._src.methods.contract import (
+    Ask,
+    Box,
+    End,
+    Method,
+    Part,
+    Start,
+    Steps,
+    check_continuous,
+)
 
 # The first radius, in sizes of the parameters, and the last one, as a share of it.
 _FIRST, _LAST = 0.1, 1e-7
@@ -60,6 +69,7 @@ class Quadratic:
     scale: Any = 1.0
 
     def __call__(self, start: Start) -> Steps:
+        check_continuous("quadratic()", start)
         value = float((yield start.params[None])[0])
         if not np.isfinite(value):
             return End(start.params, np.inf, "the function failed")

@@ -7,11 +7,20 @@ import numpy as np
 
 from radazo_jax._src import checks
 from radazo_jax._src.methods import noise
-from radazo_jax._src.methods.contract import Ask, End, Method, Part, Start, Steps
+from radazo_jax._src.methods.contract import (
+    Ask,
+    End,
+    Method,
+    Part,
+    Start,
+    Steps,
+    check_continuous,
+)
 from radazo_jax._src.methods.evolution import sizes
 from radazo_jax._src.methods.points import (
     Differences,
     Space,
+    both_sides,
     central,
     forward,
     power_of,
@@ -45,6 +54,10 @@ _PROBE = 1e-5
 
 # So many directions in a row that ended before a jump will end there again.
 _AT_JUMPS = 5
+
+# A step is cut short if it has less than this share of what was promised for all of it.
+# After so many in a row, moves of this many sizes show whether slopes miss something.
+_CUT, _AT_CUTS, _LONG = 1e-2, 3, 0.3
 
 # A step may be so many times as long as the longest one so far.
 _REACH = 10.0
@@ -284,7 +297,8 @@ def steps(
     if hessian is not None:
         at.memory.know(hessian * np.outer(space.sizes, space.sizes))
     before: tuple[np.ndarray, np.ndarray] | None = None
-    equal = jumps = 0
+    equal = jumps = cuts = 0
+    is_probed = False
     while True:
         if begun is None:
             yield from at.measure(space)
@@ -311,6 +325,11 @@ def steps(
             at.x, at.value, jumps = searched.x, searched.value, 0
             if tolerance is not None and _within(tolerance, at, moved, fall, space):
                 return at.ended(WITHIN)
+            cuts = cuts + 1 if -gradient @ moved < _CUT * promised else 0
+            if cuts == _AT_CUTS and not is_probed:
+                is_probed = True
+                if (yield from _is_lower_around(at, space)):
+                    return at.ended(NOWHERE)
             equal = equal + 1 if fall <= _EQUAL * at.resolved() else 0
             if equal < 2:
                 continue
@@ -354,6 +373,15 @@ def _without_a_step(
     at.spacing = min(_LONGER * at.spacing, max(_FAR, at.spacing))
     at.memory = Memory(at.memory.most)
     return NOWHERE if at.nowhere >= 2 else None
+
+
+def _is_lower_around(at: Progress, space: Space) -> Part[bool]:
+    """Moves each parameter far to both sides, and keeps the best point."""
+    sides = yield from both_sides(at.x, at.value, _LONG * space.sizes, space)
+    if sides.lowest is None or not sides.change < 0:
+        return False
+    at.x, at.value = sides.lowest, at.value + sides.change
+    return True
 
 
 def _direction(
@@ -410,6 +438,7 @@ class Slopes:
     scale: Any = 1.0
 
     def __call__(self, start: Start) -> Steps:
+        check_continuous("slopes()", start)
         value = float((yield start.params[None])[0])
         if not np.isfinite(value):
             return End(start.params, value, FAILED)

@@ -19,6 +19,7 @@ from jax import lax
 from jax.extend import core
 
 from radazo_jax._src.perturb.views import View
+from radazo_jax._src.xla import row_major
 
 OfMark = Callable[[jax.Array], jax.Array]
 
@@ -76,7 +77,7 @@ def reverse(dimensions: Sequence[int]) -> OfMark:
 
 
 def at(view: View, i: jax.Array, base: jax.Array) -> View:
-    """The i-th slice along the first axis, whose elements are `base`."""
+    """The i-th slice of a stack, of elements `base`, in a loop along the first axis."""
 
     def of_mark(mark: jax.Array) -> jax.Array:
         if mark.shape[0] == 1:
@@ -85,7 +86,9 @@ def at(view: View, i: jax.Array, base: jax.Array) -> View:
 
     order = view.order
     inner = order and order[0] == 0 and tuple(axis - 1 for axis in order[1:])
-    return view.map(base, of_mark, inner or None)
+    base = row_major(base) if view.in_loop else base
+    found = view.map(base, of_mark, inner or None)
+    return dataclasses.replace(found, in_loop=True)
 
 
 def gather(

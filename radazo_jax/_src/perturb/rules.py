@@ -22,7 +22,6 @@ from radazo_jax._src.perturb import products, rearrange, views
 from radazo_jax._src.perturb.equations import as_traced, bind
 from radazo_jax._src.perturb.rearrange import OfMark
 from radazo_jax._src.perturb.views import View
-from radazo_jax._src.xla import row_major
 
 Value = Any  # An array or a View.
 
@@ -292,7 +291,7 @@ def _scan(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     def body(carry: list[jax.Array], xs: Any) -> tuple[Any, Any]:
         i, slices = xs
         slices = [
-            rearrange.at(stack, i, row_major(part)) if isinstance(stack, View) else part
+            rearrange.at(stack, i, part) if isinstance(stack, View) else part
             for stack, part in zip(stacks, slices, strict=True)
         ]
         # What a body starts from is there when it starts: a leaf need not wait for it,

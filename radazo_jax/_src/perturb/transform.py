@@ -13,7 +13,7 @@ import optax
 from radazo_jax._src import checks, trees
 from radazo_jax._src.directions.dense import Gaussian
 from radazo_jax._src.directions.distribution import Direction, Distribution
-from radazo_jax._src.directions.layout import Layout, MatrixAxes, layout_of, matrix_axes
+from radazo_jax._src.directions.layout import Layout, MatrixAxes, matrix_axes
 from radazo_jax._src.directions.low_rank import LowRank
 from radazo_jax._src.perturb import rules, views
 
@@ -63,8 +63,8 @@ def perturb(fun: Callable[..., _T]) -> Callable[..., _T]:
         **kwargs: Any,
     ) -> _T:
         params = trees.as_arrays(params)
-        layout = direction.distribution._annotate(layout_of(params), params)
-        return evaluate(fun, params, layout, direction, scale, args, kwargs)
+        layout = direction.distribution._layout(params)
+        return evaluate(fun, params, layout, direction, scale, args, kwargs, False)
 
     # It takes other arguments than `fun`, so inspection must not follow to `fun`.
     del perturbed.__wrapped__
@@ -79,10 +79,11 @@ def evaluate(
     scale: jax.typing.ArrayLike,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] = MappingProxyType({}),
+    in_loop: bool = True,
 ) -> _T:
-    """`perturb(fun)` for arrays with a known layout."""
+    """`perturb(fun)` for arrays with a known layout, which may be called in a loop."""
     jaxpr, outputs_of = _trace(fun, params, args, kwargs)
-    given = views.views_of(params, layout, direction, jnp.asarray(scale))
+    given = views.views_of(params, layout, direction, jnp.asarray(scale), in_loop)
     return outputs_of(rules.evaluate(jaxpr, views.with_small_drawn(given)))
 
 
@@ -109,26 +110,24 @@ def _trace(
     return jaxpr, static[0].merge
 
 
-def annotate(
-    layout: Layout,
+def layout_for(
     distribution: Distribution,
     fun: Callable[[optax.Params], Any] | None,
     params: optax.Params,
 ) -> Layout:
-    """The layout with the axes of the matrices that `fun` makes of the leaves.
+    """The layout of the parameters, with the axes of the matrices that `fun` makes.
 
     The first use of a leaf decides. A product makes rows of the axes that it
     contracts and columns of those that it leaves; axes that are gone by then (a scan
     has sliced them, an index has picked from them) stack matrices.
 
     Args:
-      layout: The layout of the parameters.
       distribution: The distribution of the directions. Only `low_rank` reads the axes;
         for other distributions nothing is traced.
       fun: A function of the parameters, traced once more; `None` if JAX cannot.
       params: The parameters, arrays.
     """
-    layout = distribution._annotate(layout, params)
+    layout = distribution._layout(params)
     if (
         not isinstance(distribution, LowRank)
         or distribution.dimension_numbers is not None

@@ -49,6 +49,7 @@ class View:
       converted: Whether `dtype` is not the leaf's.
       mask: Whether an element is perturbed, broadcastable; `None` if all are.
       looked_up: Whether `base` was read by an index, and so is an array of its own.
+      in_loop: Whether the program that reads it may stand in a loop.
       on_use: `on_use(view, contracted)`, called when the view is used: in a product
         that contracts the given axes, or built (none). Such a view is only traced, so
         building it draws nothing.
@@ -62,6 +63,7 @@ class View:
     converted: bool = False
     mask: jax.Array | None = None
     looked_up: bool = False
+    in_loop: bool = False
     on_use: Callable[["View", set[int]], None] | None = None
 
     @property
@@ -172,13 +174,14 @@ def views_of(
     layout: Layout,
     direction: Direction,
     scale: jax.Array,
+    in_loop: bool = False,
 ) -> list[View]:
     """The leaves of the parameters, perturbed by `direction`, unbuilt."""
     held = direction.cached or _unstored(direction, layout)
     leaves = jax.tree.leaves(params)
     scales = [scale.astype(at_least_float32(leaf.dtype)) for leaf in leaves]
     return [
-        View(leaf, leaf.dtype, factor, direction.scale, u)
+        View(leaf, leaf.dtype, factor, direction.scale, u, in_loop=in_loop)
         for leaf, factor, u in zip(leaves, scales, held, strict=True)
     ]
 
@@ -226,7 +229,8 @@ def _unstored(direction: Direction, layout: Layout) -> list[Elements]:
 
 
 def drawn_after(value: Any, after: jax.Array) -> Any:
-    """`value`, which if it is a view to be drawn is drawn after `after`."""
-    if not isinstance(value, View) or not isinstance(value.u, LazyElements):
+    """`value` in a loop, drawn after `after` if it is a view to be drawn."""
+    if not isinstance(value, View):
         return value
-    return dataclasses.replace(value, u=xla.tie(value.u, after))
+    u = xla.tie(value.u, after) if isinstance(value.u, LazyElements) else value.u
+    return dataclasses.replace(value, u=u, in_loop=True)

@@ -18,7 +18,8 @@ from radazo_jax._src.evaluators.sharded import Sharded
 from radazo_jax._src.runs.asker import Asker, Candidate, Stage
 from radazo_jax._src.runs.journal import Journal, Record
 from radazo_jax._src.runs.one_by_one import OneByOne
-from radazo_jax._src.runs.results import Best
+from radazo_jax._src.runs.processes import from_first
+from radazo_jax._src.runs.results import Best, Report
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.runs.told import Told
 from radazo_jax._src.steps.states import Failures
@@ -32,18 +33,27 @@ _TOGETHER = 16
 # The number of points that were evaluated in advance whose values are kept.
 _AHEAD = 256
 
-# Seconds after which evaluations in turn are written to a journal.
-_WRITTEN = 1.0
+# Seconds of evaluations after which a part of a step is told.
+_LONG = 1.0
 
 # The share of the evaluations of a noisy run that compares its best points, the least
 # number of them, and the number of evaluations by which a target is met.
 _SHARE, _FEWEST, _TARGET = 0.1, 10, 4
 
 
+# The value at a point, the other result of the function, and a text if it failed.
+_Row = tuple[float, Any, str]
+
+
 class Evaluate(Protocol):
     """Evaluates the points of a method."""
 
-    room: int | None  # Points that are evaluated side by side; `None` for all.
+    room: int | None  # Points that are evaluated together at most; `None` for all.
+
+    @property
+    def workers(self) -> int:
+        """The number of points that are evaluated side by side, as far as known."""
+        ...
 
     def __call__(self, points: Any) -> Outcome | None:
         """Returns the outcome at points, a tree [n, …]; `None` if interrupted."""
@@ -59,6 +69,10 @@ class ByCalls:
         if evaluator.in_turn:
             self.room = 1
 
+    @property
+    def workers(self) -> int:
+        return self._calls.workers
+
     def __call__(self, points: Any) -> Outcome | None:
         return self._calls.repeat(points)
 
@@ -71,6 +85,7 @@ class ByProgram:
     """
 
     room: int | None = None
+    workers = 1
 
     def __init__(
         self,
@@ -117,6 +132,29 @@ class ByProgram:
         return Outcome(values, [None] * n, {i: f"returned {values[i]}" for i in failed})
 
 
+class Shared:
+    """Evaluates points in each process, and takes the values of process 0."""
+
+    workers = 1
+
+    def __init__(self, evaluate: Evaluate):
+        """Begins to share.
+
+        Args:
+          evaluate: Evaluates points in this process.
+        """
+        self._evaluate, self.room = evaluate, evaluate.room
+
+    def __call__(self, points: Any) -> Outcome | None:
+        mine = self._evaluate(points) or Outcome(np.zeros(0), [], {})
+        values = from_first({"values": mine.values})["values"]
+        if not len(values):
+            return None  # Process 0 was interrupted.
+        failed = np.flatnonzero(~np.isfinite(values)).tolist()
+        texts = {i: mine.failures.get(i, "failed in process 0") for i in failed}
+        return Outcome(values, mine.infos or [None] * len(values), texts)
+
+
 def _rows(x: np.ndarray, first: int, count: int) -> np.ndarray:
     """Some rows, followed by copies of the last one if there are not as many."""
     rows = x[first : first + count]
@@ -158,8 +196,9 @@ def _values_of(run: Any, points: Any, count: jax.Array) -> jax.Array:
 class MethodSteps(OneByOne):
     """Steps of a method.
 
-    Values are told in parts if a budget, a target or the journal asks for it. If the
-    function is noisy, the best points are evaluated again at the end.
+    Values are told in parts if a budget or a target ends the run within a step, or if
+    they take long, so that they are in the journal. The result does not depend on it.
+    If the function is noisy, the best points are evaluated again at the end.
     """
 
     def __init__(
@@ -180,7 +219,8 @@ class MethodSteps(OneByOne):
         super().__init__(told, budget, file)
         self._evaluate, self.best = evaluate, told.best
         self._again: dict[int, list[float]] = {}  # Further values of candidates.
-        self._ahead: dict[bytes, tuple[float, Any, str]] = {}
+        self._ahead: dict[bytes, _Row] = {}
+        self._values_of_step = np.zeros(0)
 
     @property
     def _asker(self) -> Asker:
@@ -214,85 +254,74 @@ class MethodSteps(OneByOne):
     # Evaluation.
 
     def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
-        candidates = self._told.ask()
-        left = min(self._asker.size, self.budget.evaluations_left())
-        found: list[np.ndarray] = []
-        texts: list[str] = []
-        infos: list[Any] = []
-        begun = time.perf_counter()
-        count = 0
-        while count < left:
-            room = left if self._evaluate.room is None else self._evaluate.room
-            part = slice(count, min(count + room, left))
-            outcome = self._evaluated(part)
-            if outcome is None:
-                if not found:
-                    return None
+        self._told.ask()
+        asker, target = self._asker, self.budget.progress.target
+        points = asker.points[: self.budget.evaluations_left()]
+        rows: list[_Row] = []
+        begun, count = time.perf_counter(), len(points)
+        while len(rows) < count:
+            room = self._evaluate.room or count
+            found = self._rows_at(points[len(rows) : len(rows) + room])
+            if found is None:
                 break
-            count = part.stop
-            found.append(outcome.values)
-            infos += outcome.infos
-            texts += [outcome.failures[i] for i in sorted(outcome.failures)]
-            if self._stops_within(outcome.values, begun):
-                break
-        values = np.concatenate(found)
-        self._points = jax.tree.map(lambda x: x[:count], candidates)
-        self._outcome = Outcome(values, infos, {})
-        return values, texts
+            met = [i for i, row in enumerate(found) if row[0] <= target]
+            late = self.budget.seconds_left() <= 0
+            if met or late or time.perf_counter() - begun > _LONG:
+                # A run ends at its target, whatever was evaluated together.
+                count = len(rows) + (met[0] + 1 if met else len(found))
+            rows += found
+        if not rows:
+            return None
+        self._keep(points[count:], rows[count:])
+        values, infos, texts = zip(*rows[:count], strict=True)
+        self._outcome = Outcome(np.array(values), list(infos), {})
+        self._values_of_step = np.concatenate([asker.told, values])
+        of_step = asker.asked.points[: len(self._values_of_step)]
+        self._points = asker.vectors.trees(of_step)
+        return self._outcome.values, [text for text in texts if text]
 
-    def _stops_within(self, values: np.ndarray, begun: float) -> bool:
-        """Whether a step is told in parts, of which this one is at its end."""
-        finite = np.where(np.isfinite(values), values, np.inf)
-        met = np.min(finite) <= self.budget.progress.target
-        late = self.budget.seconds_left() <= 0
-        slow = self._file is not None and time.perf_counter() - begun > _WRITTEN
-        return bool(met or late or slow)
+    def report(self) -> Report:
+        return super().report()._replace(values=self._values_of_step)
 
-    def _evaluated(self, part: slice) -> Outcome | None:
-        """The outcome at some of the points, and ahead at likely ones if there is room.
+    def _rows_at(self, points: np.ndarray) -> list[_Row] | None:
+        """The rows at points, and ahead at likely ones if there is room.
 
         What is known already is not evaluated again.
         """
-        points = self._asker.points[part]
-        known = [self._ahead.pop(point.tobytes(), None) for point in points]
-        found = {i: row for i, row in enumerate(known) if row is not None}
-        missing = [i for i, row in enumerate(known) if row is None]
-        wanted = points[missing]
-        likely = self._likely(len(wanted))
-        if len(wanted) + len(likely):
-            together = np.concatenate([wanted, likely]) if len(likely) else wanted
+        rows = [self._ahead.pop(point.tobytes(), None) for point in points]
+        missing = [i for i, row in enumerate(rows) if row is None]
+        if missing:
+            likely = self._likely(len(missing))
+            together = np.concatenate([points[missing], likely])
             outcome = self._evaluate(self._asker.vectors.trees(together))
             if outcome is None:
                 return None
-            rows = [
-                (float(value), info, outcome.failures.get(i, ""))
-                for i, (value, info) in enumerate(
-                    zip(outcome.values, outcome.infos, strict=True)
-                )
-            ]
-            found |= dict(zip(missing, rows, strict=False))
-            for point, row in zip(likely, rows[len(wanted) :], strict=True):
-                self._ahead[point.tobytes()] = row
-            for old in list(self._ahead)[:-_AHEAD]:
-                del self._ahead[old]
-        every = [found[i] for i in range(len(points))]
-        return Outcome(
-            np.array([value for value, _, _ in every]),
-            [info for _, info, _ in every],
-            {i: text for i, (_, _, text) in enumerate(every) if text},
-        )
+            values, infos, failures = outcome
+            texts = [failures.get(i, "") for i in range(len(together))]
+            found = list(zip(values.tolist(), infos, texts, strict=True))
+            for i, row in zip(missing, found, strict=False):
+                rows[i] = row
+            self._keep(likely, found[len(missing) :])
+        return [row for row in rows if row is not None]
+
+    def _keep(self, points: np.ndarray, rows: list[_Row]) -> None:
+        """Keeps what was evaluated in advance, as much of it as is allowed."""
+        for point, row in zip(points, rows, strict=False):
+            self._ahead[point.tobytes()] = row
+        for old in list(self._ahead)[:-_AHEAD]:
+            del self._ahead[old]
 
     def _likely(self, count: int) -> np.ndarray:
         """Likely next points for workers that would be idle, [m, d]."""
-        room, likely = self._evaluate.room, self._asker.asked.likely
-        if room is None or room == 1 or likely is None or not count:
+        workers, likely = self._evaluate.workers, self._asker.asked.likely
+        if workers == 1 or likely is None:
             return np.zeros((0, self._asker.dimension))
         new = [point for point in likely if point.tobytes() not in self._ahead]
-        return np.array(new[: -count % room]).reshape(-1, self._asker.dimension)
+        return np.array(new[: -count % workers]).reshape(-1, self._asker.dimension)
 
     # What a step is.
 
-    def _value_of(self, record: Record, row: dict[str, Any]) -> float:
+    def _value_of(self, record: Record, row: dict[str, Any], whole: bool) -> float:
         del row
         point, value, number = self._asker.best
         if number != self.best.number:
@@ -301,7 +330,8 @@ class MethodSteps(OneByOne):
             self.best = Best(self._asker.vectors.one(point), value, number, info)
         lowest: float = record.lowest
         if self._asker.noisy:
-            self.budget.reserve(_SHARE, _FEWEST)
+            if whole:
+                self.budget.reserve(_SHARE, _FEWEST)
             if lowest <= self.budget.progress.target:
                 mean, count = self._mean_of(self._asker.lowest[0], _TARGET)
                 return mean if count == _TARGET else np.nan
@@ -367,12 +397,13 @@ class MethodSteps(OneByOne):
         super().resume()
 
     def _allowed(self, found: list[Record]) -> list[Record]:
-        allowed = super()._allowed(found)
-        left = self.budget.evaluations_left()
-        left -= sum(len(record.values) for record in allowed)
-        if left and len(allowed) < min(len(found), self.budget.num_steps):
-            record = found[len(allowed)]  # A part of its values.
+        left, allowed = self.budget.evaluations_left(), []
+        for record in found:
+            if not left or record.step >= self.budget.num_steps:
+                break
+            # Perhaps a part of its values.
             allowed.append(record._replace(values=record.values[:left]))
+            left -= len(allowed[-1].values)
         return allowed
 
     def _later_value(self, point: int) -> Callable[[], Any]:

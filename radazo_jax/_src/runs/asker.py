@@ -1,7 +1,5 @@
 """`Asker`: the points of a method on the host, from the values that it was told."""
 
-import random
-import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,6 +13,8 @@ import optax
 from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.methods.contract import Ask, End, Method, Start
 from radazo_jax._src.numbers import keys
+from radazo_jax._src.runs.globals import Globals
+from radazo_jax._src.runs.processes import from_first
 from radazo_jax._src.runs.vectors import Vectors
 from radazo_jax._src.steps import box
 from radazo_jax._src.steps.box import Bounds
@@ -37,7 +37,8 @@ class MethodState(NamedTuple):
       start: The starting point, likewise.
       key: The key of the run, typed, shape ().
       values: The values so far, in the order of their evaluation: float64, shape [n].
-      step: The number of times that values were told: int32, shape ().
+      step: The number of steps: how often the method was sent the values of all of
+        its points: int32, shape ().
       failures: Counts of evaluations that failed. A step is skipped if all of its
         evaluations failed; d + 1 failures in a row count as one step in a row.
     """
@@ -100,7 +101,7 @@ class Asker:
       noisy: Whether a point had two different values.
       lowest: The points with the lowest values, the lowest first.
       stages: The stages that the method has reported.
-      step: The number of times that values were told.
+      step: The number of steps, each of which ends once all of its values are told.
     """
 
     names = ("value", "value_std", "failed")
@@ -113,6 +114,7 @@ class Asker:
         bounds: Bounds | None,
         resolution: float,
         limited: bool,
+        step: Any = None,
     ):
         """Begins the method.
 
@@ -123,19 +125,21 @@ class Asker:
           bounds: Bounds of the run.
           resolution: Relative spacing of the values.
           limited: Whether a budget ends the run.
+          step: As in `minimize`.
         """
         self.method, self.key = method, key
-        self.vectors, self.resolution = Vectors(params), resolution
+        self.vectors, self.resolution = Vectors(params, step), resolution
         seed = np.asarray(jax.random.key_data(key)).tolist()
         self._box = self.vectors.box(bounds)
         # Built-in methods draw from `start.rng` alone.
         built_in = type(method).__module__.startswith("radazo_jax.")
-        self._globals = None if built_in else _Globals(seed)
+        self._globals = None if built_in else Globals(seed)
         start = Start(
-            self._box.clip(self.vectors.flat(self.vectors.tree)),
+            self._box.clip(self.vectors.round(self.vectors.flat(self.vectors.tree))),
             self._box,
             np.random.default_rng(seed),
             resolution,
+            self.vectors.step,
             self.vectors.round,
             self.vectors.flat,
             limited,
@@ -149,6 +153,7 @@ class Asker:
         self.step = self._count = self._failed = self._skipped = self._in_a_row = 0
         self._values: list[np.ndarray] = []
         self._told: list[np.ndarray] = []  # Values at the first of the asked points.
+        self._seen: dict[bytes, float] = {}  # First values of the step, and the best.
         self.asked = self._none = Ask(np.zeros((0, self.vectors.dimension)))
         self._problem: RunError | None = None
         with self._calling():
@@ -170,7 +175,35 @@ class Asker:
         An error of the method is raised once more points are needed, so that the run
         up to there is complete.
         """
+        point, value, _ = self.best
+        self._seen = {point.tobytes(): value} if np.isfinite(value) else {}
         self._told, self.asked = [], self._none
+        # Bits of LAPACK differ between machines: the method runs in one of them.
+        if jax.process_index() == 0:
+            self._call(values)
+        if jax.process_count() > 1:
+            self._follow()
+
+    def _follow(self) -> None:
+        """Takes what the method of process 0 has answered, in all processes."""
+        given = {name: x for name, x in self.asked._asdict().items() if x is not None}
+        if self.end is not None:
+            given |= {"end": self.end.params, "value": self.end.value}
+            given["reason"] = self.end.reason
+        given |= {"problem": str(self._problem or ""), "stages": self.stages}
+        found = from_first({name: np.asarray(x) for name, x in given.items()})
+        if jax.process_index() == 0:
+            return
+        self.asked = Ask(found["points"], found.get("likely"), found.get("center"))
+        self.stages = [Stage(int(i), *map(str, words)) for i, *words in found["stages"]]
+        if "end" in found:
+            value, reason = float(found["value"]), str(found["reason"])
+            self.end = End(found["end"], value, reason)
+        if problem := str(found["problem"]):
+            self._problem = RunError(problem, self.state)
+
+    def _call(self, values: Any) -> None:
+        """Sends values to the method, and receives its answer."""
         try:
             with self._calling():
                 asked = self._generator.send(values)
@@ -204,7 +237,7 @@ class Asker:
             raise self._error(f"raised {text.rstrip('.')}") from error
 
     def _error(self, what: str) -> RunError:
-        named = f"the method {text_of(self.method)} {what}."
+        named = f"the method {shown.part(self.method)} {what}."
         return RunError(f"{named} The error's result is the run so far.", self.state)
 
     def _checked(self, asked: Any) -> Ask:
@@ -283,6 +316,11 @@ class Asker:
         return len(self.asked.points) - sum(map(len, self._told))
 
     @property
+    def told(self) -> np.ndarray:
+        """The values of the step so far, at its first points: [n]."""
+        return np.concatenate([*self._told, np.zeros(0)])
+
+    @property
     def points(self) -> np.ndarray:
         """The points whose values are not known yet, [n, d]."""
         return self.asked.points[sum(map(len, self._told)) :]
@@ -297,7 +335,11 @@ class Asker:
         return self.vectors.trees(self.points)
 
     def tell(self, values: np.ndarray) -> np.ndarray:
-        """Takes the values at the first of the points; returns numbers of the step."""
+        """Takes the values at the first of the points, in any parts.
+
+        Returns:
+          Numbers, which `names` names: those of the step so far, and the failures.
+        """
         self._raise()
         points, finite = self.points[: len(values)], np.isfinite(values)
         values = np.where(finite, values, np.nan).astype(np.float64)
@@ -311,26 +353,25 @@ class Asker:
             self.best = points[i], float(lowest[i]), before + i
         self._values.append(values)
         self._told.append(values)
-        self.step += 1
+        of_step = self.told
         self._failed += int(np.sum(~finite))
-        if finite.any():
-            self._in_a_row = 0
-        else:
-            self._in_a_row += len(values)
-            self._skipped += 1
+        after = int(np.argmax(finite[::-1]))  # Failures after the last finite value.
+        self._in_a_row = after if finite.any() else self._in_a_row + len(values)
+        used = of_step[np.isfinite(of_step)]
         if not self.size:
-            self._send(np.concatenate(self._told))
-        with np.errstate(all="ignore"):
-            spread = np.std(values[finite]) if finite.any() else np.nan
-        value = lowest[i] if finite.any() else np.nan
-        return np.array([value, spread, np.sum(~finite)])
+            self.step += 1
+            self._skipped += not len(used)
+            self._send(of_step)
+        numbers = np.nan, np.nan
+        if len(used):
+            with np.errstate(all="ignore"):
+                numbers = used.min(), np.std(used)
+        return np.array([*numbers, np.sum(~finite)])
 
     def _see_noise(self, points: np.ndarray, values: np.ndarray) -> None:
         """Looks whether a point that was evaluated twice has two values."""
-        best, lowest, _ = self.best
-        seen = {best.tobytes(): lowest} if np.isfinite(lowest) else {}
         for point, value in zip(points, values, strict=True):
-            before = seen.setdefault(point.tobytes(), value)
+            before = self._seen.setdefault(point.tobytes(), value)
             limit = _EQUAL * self.resolution * abs(value)
             if np.isfinite(before) and abs(before - value) > limit:
                 self.noisy = True
@@ -338,37 +379,13 @@ class Asker:
     def _keep(self, points: np.ndarray, values: np.ndarray, before: int) -> None:
         """Keeps the lowest points, which may be compared at the end of a noisy run."""
         found = {candidate.point.tobytes(): candidate for candidate in self.lowest}
-        for i in np.argsort(values)[:_CANDIDATES]:
+        for i in np.argsort(values, kind="stable"):
+            if len(found) >= 2 * _CANDIDATES or not np.isfinite(values[i]):
+                break
             new = Candidate(before + int(i), points[i], float(values[i]))
-            found.setdefault(points[i].tobytes(), new)
+            name = points[i].tobytes()
+            found[name] = min(found.get(name, new), new, key=lambda x: x.value)
         self.lowest = sorted(found.values(), key=lambda x: x.value)[:_CANDIDATES]
-
-
-class _Globals:
-    """States of the global generators of NumPy and Python for one method."""
-
-    def __init__(self, seed: list[int]):
-        self._numpy = np.random.RandomState(seed).get_state()
-        self._python = random.Random(repr(seed)).getstate()
-
-    @contextmanager
-    def swapped(self) -> Iterator[None]:
-        """Uses them instead of the caller's."""
-        outer = np.random.get_state(), random.getstate()
-        np.random.set_state(self._numpy)
-        random.setstate(self._python)
-        try:
-            yield
-        finally:
-            self._numpy, self._python = np.random.get_state(), random.getstate()
-            np.random.set_state(outer[0])
-            random.setstate(outer[1])
-
-
-def text_of(part: Any) -> str:
-    """A method or an estimator in words, the same in each process."""
-    text = getattr(part, "__qualname__", None) or " ".join(repr(part).split())
-    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def begun(
@@ -379,6 +396,7 @@ def begun(
     resolution: float,
     limited: bool,
     state: Any = None,
+    step: Any = None,
 ) -> Asker:
     """Begins a run, or continues it from a state.
 
@@ -390,6 +408,7 @@ def begun(
       resolution: Relative spacing of the values.
       limited: Whether a budget ends the run.
       state: A state to continue from instead of `params` and `key`.
+      step: As in `minimize`.
 
     Raises:
       TypeError, ValueError: If an argument is not valid, or the state belongs to
@@ -410,20 +429,23 @@ def begun(
     params = checks.as_params(params)
     box.check_bounds(bounds, params)
     typed = keys.check_same_key(key) if state is None else state.key
-    asker = Asker(method, params, typed, bounds, resolution, limited)
-    if state is not None:
-        rest = state.values
+    values = np.zeros(0) if state is None else state.values
+    # A run with a budget restarts at the end of one without, and continues so.
+    for is_limited in (limited, True):
+        asker = Asker(method, params, typed, bounds, resolution, is_limited, step)
+        if state is None:
+            asker.vectors.warn_of_rounding(asker.best[0])
+        rest = values
         while len(rest) and asker.end is None:
             count = min(asker.size, len(rest))
             asker.tell(rest[:count])
             rest = rest[count:]
-        if len(rest):
-            raise ValueError(
-                f"state must be of the method {text_of(method)}; got one with "
-                f"{len(rest)} more values than this method asked for."
-            )
-        asker.step = int(state.step)
-    return asker
+        if not len(rest):
+            return asker
+    raise ValueError(
+        f"state must be of the method {shown.part(method)}; got one with {len(rest)} "
+        "more values than this method asked for."
+    )
 
 
 def resolution_of(fun: Callable[..., Any] | None, params: optax.Params) -> float:

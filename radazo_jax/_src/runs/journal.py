@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from radazo_jax._src import checks, programs, trees
-from radazo_jax._src.runs.asker import Asker, text_of
+from radazo_jax._src import checks, programs, shown, trees
+from radazo_jax._src.runs.asker import Asker
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.steps import box, step
 from radazo_jax._src.steps.box import Bounds
@@ -33,7 +33,7 @@ from radazo_jax._src.steps.states import Run, SolverState
 Path = str | os.PathLike[str]
 
 # The version of what lines mean. Files of another one are refused.
-FORMAT = 4
+FORMAT = 5
 
 _LONGEST = 1 << 26  # Bytes of a line that are read.
 _LOCKED = (1 << 31) - 2  # The byte that is locked on Windows, after all lines.
@@ -49,7 +49,7 @@ class Record(NamedTuple):
     """The values of a step, and what is known of their evaluation.
 
     Attributes:
-      step: The number of the step.
+      step: The number of the step. Several records may have parts of a method's step.
       values: The values at the points, [n], or [n, G] if the function returns several;
         non-finite if an evaluation failed. The first one alone, if the other points
         were not evaluated.
@@ -172,7 +172,7 @@ class Journal:
                 self.line = _line(fields, self.path)
             else:
                 record = _record(fields, self._steps, self.line)
-                self._steps += record.again is None
+                self._steps = max(self._steps, record.step + (record.again is None))
                 self.records.append(record)
         except _OtherFormat:
             raise
@@ -275,7 +275,7 @@ def _line(fields: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _record(fields: dict[str, Any], step: int, line: dict[str, Any]) -> Record:
-    """The line of a step."""
+    """The line of a step, or of a part of one, after so many steps."""
     values = np.array(_read_numbers(fields["values"]), line["dtype"])
     record = Record(
         **fields
@@ -288,7 +288,9 @@ def _record(fields: dict[str, Any], step: int, line: dict[str, Any]) -> Record:
     for name, kind in (("mean", float), ("again", int)):
         if not isinstance(getattr(record, name), kind | None):
             raise ValueError(f"its {name} is {getattr(record, name)!r}")
-    if type(record.step) is not int or record.step != step:
+    # A method's steps may have several lines.
+    known = (step,) if line["points"] is not None else (step - 1, step)
+    if type(record.step) is not int or record.step not in known or record.step < 0:
         raise ValueError(f"it is of step {record.step!r}")
     if values.ndim not in (1, 2) or not values.size:
         raise ValueError(f"its values have the shape {values.shape}")
@@ -349,7 +351,7 @@ def line_of_run(
     """
     points = programs.of(step.points_without_loss, run.estimator, state)(state)
     return _line_of(state.params, state.key, run.bounds) | {
-        "estimator": text_of(run.estimator),
+        "estimator": shown.part(run.estimator),
         "scales": np.asarray(points.scales[0]).tolist(),
         "points": points.num_points,
         "learning_rate": None if rate is None else rate._asdict(),
@@ -364,8 +366,10 @@ def line_of_method(asker: Asker, bounds: Bounds | None) -> dict[str, Any]:
       asker: Asks the method, before its first step.
       bounds: The bounds of the run.
     """
+    step = asker.vectors.step
     return _line_of(asker.vectors.tree, asker.key, bounds) | {
-        "method": text_of(asker.method),
+        "step": _texts(asker.vectors.one(step)) if np.any(step) else None,
+        "method": shown.part(asker.method),
         "points": None,
         "resolution": asker.resolution,
         "dtype": "float64",

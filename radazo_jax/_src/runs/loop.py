@@ -87,7 +87,11 @@ class Steps(abc.ABC):
 
     @abc.abstractmethod
     def take(self) -> bool:
-        """Takes the next steps, one or a chunk; returns `False` if interrupted."""
+        """Takes the next steps: one, a chunk, or a part of one, which has no row yet.
+
+        Returns:
+          Whether it was not interrupted.
+        """
 
     @abc.abstractmethod
     def figures(self) -> dict[str, str]:
@@ -180,7 +184,11 @@ def _take_all(
             stopped = "interrupted"
             break
         show({**steps.figures(), **failure_counts(steps.failures)})
-        policy.check(steps.failures, steps.number, limits, steps.last_failure)
+        goes_on = len(steps.rows) == before
+        if goes_on and not budget.reason():
+            continue
+        number = steps.number + goes_on
+        policy.check(steps.failures, number, limits, steps.last_failure)
         for row in steps.rows[before:]:
             standstill.see(row)
             if rising is not None:
@@ -188,9 +196,8 @@ def _take_all(
         if ends():
             stopped = budget.reason() or "callback"
             break
-    usable = steps.has_used(budget.steps)
-    policy.check_used(usable, budget.steps, steps.last_failure)
-    count = budget.evaluations - begun
+    count, taken = budget.evaluations - begun, max(budget.steps, budget.evaluations > 0)
+    policy.check_used(steps.has_used(taken), taken, steps.last_failure)
     if 2 * steps.num_failed > count:
         checks.warn(
             f"fun failed at {steps.num_failed} of {count} points, which were left out. "

@@ -24,7 +24,13 @@ from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.methods.policy import untuned
 from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import loop, rates
-from radazo_jax._src.runs.asked import ByCalls, ByProgram, Evaluate, MethodSteps
+from radazo_jax._src.runs.asked import (
+    ByCalls,
+    ByProgram,
+    Evaluate,
+    MethodSteps,
+    Shared,
+)
 from radazo_jax._src.runs.asker import MethodState, begun, resolution_of
 from radazo_jax._src.runs.journal import Journal, Path, line_of_method, line_of_run
 from radazo_jax._src.runs.learning_rate import LearningRate
@@ -35,9 +41,11 @@ from radazo_jax._src.runs.rising import Rising
 from radazo_jax._src.runs.steps import Compiled
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.runs.told import Stepper, Told, begin, is_method
+from radazo_jax._src.runs.vectors import refuse_step
 from radazo_jax._src.steps import states, step
 from radazo_jax._src.steps.box import Bounds, BoundsLike, as_bounds
 from radazo_jax._src.steps.states import Policy, Run, SolverState
+from radazo_jax._src.steps.step import without_aux
 
 # Up to so many parameters, the default is a method on the host.
 MOST = 10_000
@@ -64,6 +72,7 @@ def minimize(
     restarts: int | None = None,
     sample: Callable[[jax.Array], object] | None = None,
     bounds: BoundsLike | None = None,
+    step: Any = None,
     scale: Any = None,
     state: SolverState | MethodState | None = None,
     chunk_size: int | None = None,
@@ -105,7 +114,8 @@ def minimize(
       estimator: An estimator, if an Optax transformation takes the steps; by default
         `forward_difference()`, and `forward_difference(orthonormal())` at a measured
         learning rate.
-      num_steps: The number of steps in this call; with a journal, of the whole run. By
+      num_steps: The number of steps in this call; with a journal, of the whole run. In
+        a step, a method asks for points once, and gets all of their values. By
         default 1000, or 10,000 with a method, which usually ends before. If
         `max_evaluations`, `max_seconds` or `patience` is given, no default limits the
         steps. At the latest, a run ends at step 2³¹ − 2, or once a learning rate that
@@ -141,11 +151,17 @@ def minimize(
         `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
         A list of pairs, one for each element of an array of parameters, is read as
         SciPy reads it. `None` is no bound.
+      step: Spacing of the values of parameters, if a method takes the steps: a number
+        of at least 0, or a tree like the parameters of numbers and arrays that
+        broadcast to the leaves. 1 is for whole numbers, and 0 for continuous
+        parameters. All points, and `best.params`, are multiples of it in the dtype of
+        the parameters, and so are the bounds once they are rounded inward. A start that
+        is none is rounded, with a warning.
       scale: As in `methods.untuned`, likewise.
       state: A state to continue from, as returned by a previous call or passed to
         `callback`. Its parameters and key replace `params` and `key`, and it holds the
         learning rate that was measured. With `external`, it must have the dtypes of
-        `params`.
+        `params`. A method that a budget has ended continues as with a budget.
       chunk_size: Number of steps per chunk; by default, so many that a chunk takes
         about half a second.
       progress: Whether to show progress: a `tqdm` bar if that is installed, else one
@@ -214,7 +230,7 @@ def minimize(
     if calls:
         params = trees.with_float64(params)
         _check_precision(params, state)
-    loss = functools.partial(step.without_aux, fun) if has_aux else fun
+    loss = functools.partial(without_aux, fun) if has_aux else fun
     settings = {"tolerance": tolerance, "restarts": restarts, "scale": scale}
     initial = params if state is None else state.params
     method = _method(optimizer, estimator, initial, sample, settings)
@@ -230,8 +246,10 @@ def minimize(
         given = loss, params, key, as_bounds(bounds), state, evaluator
         steps: loop.Steps
         if method is not None:
-            steps, rate, rising = _steps_of_method(opened, method, *given), None, None
+            steps = _steps_of_method(opened, method, *given, step)
+            rate, rising = None, None
         else:
+            refuse_step(step)
             named = optimizer, estimator, sample, chunk_size
             steps, rate, rising = _steps_of_optimizer(opened, named, *given)
         if isinstance(steps, OneByOne):
@@ -307,6 +325,7 @@ def _steps_of_method(
     bounds: Bounds | None,
     state: Any,
     evaluator: Evaluator,
+    spacing: Any,
 ) -> MethodSteps:
     """Steps of a method, on a function of any kind."""
     budget, file = opened.budget, opened.file
@@ -316,7 +335,9 @@ def _steps_of_method(
         fun, _ = step.traced_functions(loss, None, initial, jax.random.key(0))
     resolution = resolution_of(fun, initial)
     budget.limit_steps(MOST_STEPS)
-    asker = begun(method, params, key, bounds, resolution, not budget.is_open, state)
+    limited = not budget.is_open
+    of_method = method, params, key, bounds, resolution, limited, state, spacing
+    asker = begun(*of_method)
     budget.start_points(1, asker.step, np.float64)
     if file is not None:
         file.begin(line_of_method(asker, bounds))
@@ -326,6 +347,8 @@ def _steps_of_method(
         evaluate = ByCalls(external, opened.calls(external, loss, False))
     else:
         evaluate = ByProgram(fun, initial, evaluator, opened.interrupted())
+    if jax.process_count() > 1:
+        evaluate = Shared(evaluate)
     return MethodSteps(Told(asker, Best(asker.params)), budget, file, evaluate)
 
 

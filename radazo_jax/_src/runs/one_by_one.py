@@ -13,6 +13,7 @@ from radazo_jax._src import programs
 from radazo_jax._src.estimators.gradients import values_at
 from radazo_jax._src.evaluators.external import Calls, External, Mistake, Outcome
 from radazo_jax._src.runs import journal
+from radazo_jax._src.runs.history import History
 from radazo_jax._src.runs.journal import Journal, Record
 from radazo_jax._src.runs.loop import Steps
 from radazo_jax._src.runs.results import Best, Report
@@ -35,7 +36,8 @@ class OneByOne(Steps, abc.ABC):
         """
         super().__init__(budget)
         self._told, self._file = told, file
-        self._record: Record | None = None  # Of the latest step.
+        self._record: Record | None = None  # The latest one.
+        self._part: dict[str, Any] | None = None  # Numbers of a step that goes on.
         self._points: Any = None
         self._outcome: Outcome | None = None
 
@@ -64,10 +66,12 @@ class OneByOne(Steps, abc.ABC):
         stops = {len(found), *self._stops(found), *([] if again is None else again[:1])}
         first, value = 0, lambda: None
         for stop in sorted(stops):
-            rows = self._told.rebuild(found[first:stop])
+            part = found[first:stop]
+            rows = self._told.rebuild(part)
+            after = [*(record.step for record in part[1:]), self.number]
             # A method may end before them, with other budgets.
-            for record, row in zip(found[first:stop], rows, strict=False):
-                self._count(record, row)
+            for record, row, then in zip(part, rows, after, strict=False):
+                self._count(record, row, then > record.step)
             first = stop
             if stop < len(found) and not self._told.ended:
                 if again is not None and stop == again[0]:
@@ -121,8 +125,8 @@ class OneByOne(Steps, abc.ABC):
         return self._told.take(record, found.values, found.infos)
 
     @abc.abstractmethod
-    def _value_of(self, record: Record, row: dict[str, Any]) -> float:
-        """The value that a step is compared by."""
+    def _value_of(self, record: Record, row: dict[str, Any], whole: bool) -> float:
+        """The value that a step, or a part of one, is compared by."""
 
     def take(self) -> bool:
         number, start = self.number, time.perf_counter()
@@ -146,14 +150,24 @@ class OneByOne(Steps, abc.ABC):
                 self.state,
             ) from error
         self.num_failed += len(texts)
-        self._count(record, self._taken(record))
+        row = self._taken(record)
+        self._count(record, row, self.number > number)
         return True
 
-    def _count(self, record: Record, row: dict[str, Any]) -> None:
-        self.rows.append(row)
+    def _count(self, record: Record, row: dict[str, Any], whole: bool) -> None:
+        """Counts a step, or a part of one that goes on unless it is `whole` now."""
+        if self._part is not None:
+            for name in ("evaluations", "failed", "seconds"):
+                row[name] += self._part[name]
+        self._part = None if whole else row
+        self.rows += [row] if whole else []
         self._record = record
         self.last_failure = (self.last_failure, *record.failures)[-1]
-        self.budget.saw(self._value_of(record, row), len(record.values))
+        value = self._value_of(record, row, whole)
+        self.budget.saw(value, len(record.values), whole)
+
+    def history(self) -> History:
+        return History.of([*self.rows, *([] if self._part is None else [self._part])])
 
     def report(self) -> Report:
         assert self._record is not None
@@ -208,7 +222,8 @@ class Traced(OneByOne):
         value = self._evaluated()[point]
         return lambda: value
 
-    def _value_of(self, record: Record, row: dict[str, Any]) -> float:
+    def _value_of(self, record: Record, row: dict[str, Any], whole: bool) -> float:
+        del whole
         value: float = row["value"]
         if np.isfinite(value) and value < self.best.value:
             self.best = Best(None, float(value), self.budget.evaluations)
@@ -254,8 +269,8 @@ class Called(OneByOne):
         failures += [f"returned {v}, beyond {values.dtype}" for v in beyond]
         return values, failures
 
-    def _value_of(self, record: Record, row: dict[str, Any]) -> float:
-        del row
+    def _value_of(self, record: Record, row: dict[str, Any], whole: bool) -> float:
+        del row, whole
         self.best = self._told.best
         value: float = record.lowest
         return value

@@ -15,7 +15,7 @@ from radazo_jax._src.runs.journal import lowest
 from radazo_jax._src.runs.loop import Steps
 from radazo_jax._src.runs.results import Best, Report
 from radazo_jax._src.runs.stop import Budget, Progress
-from radazo_jax._src.steps import step
+from radazo_jax._src.steps import states, step
 from radazo_jax._src.steps.states import Policy, Run, SolverState, exceeds
 
 # Without a given chunk size, chunks aim at this many seconds: long enough that what
@@ -80,6 +80,7 @@ class Compiled(Steps):
         self._state, reached, buffer = self._program(
             self._state, self.budget.progress, np.int32(wanted), self._limits
         )
+        states.check_known(buffer)  # The optimizer may hold traced numbers.
         # This waits: on CPUs, too many queued collectives end the process.
         columns = np.asarray(buffer)[: int(self._state.step) - before].T
         taken = columns.shape[1]

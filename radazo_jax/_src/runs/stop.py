@@ -222,9 +222,12 @@ class Budget:
         by_evaluations = (self._most - self.evaluations) // self.size
         return int(min(self.num_steps - self.steps, by_evaluations))
 
-    def saw(self, value: Any, evaluations: int) -> None:
-        """Counts a step with this value and so many evaluations."""
-        self.took(1, evaluations, self.progress.after(value))
+    def saw(self, value: Any, evaluations: int, whole: bool = True) -> None:
+        """Counts a step, or a part of one, with this value and so many evaluations."""
+        progress = self.progress.after(value)
+        if not whole:  # The end of the step counts it.
+            progress = progress._replace(since=progress.since - 1)
+        self.took(int(whole), evaluations, progress)
 
     def allowed(self, evaluations: Sequence[int]) -> int:
         """Returns how many of the first steps are allowed, by their evaluations."""

@@ -33,9 +33,11 @@ from radazo_jax._src.runs.journal import (
     of_points,
 )
 from radazo_jax._src.runs.results import Best
+from radazo_jax._src.runs.vectors import refuse_step
 from radazo_jax._src.steps import box, states, step
 from radazo_jax._src.steps.box import BoundsLike
 from radazo_jax._src.steps.states import Run, SolverState
+from radazo_jax._src.steps.step import traced
 
 _PART = 1000  # Steps of a journal.
 
@@ -84,7 +86,9 @@ class Stepper:
         """Returns the points of the next step, on the device."""
         if self._asks is None:
             self._asks = programs.of(candidates_of, self.run, self.state)
-        return self._asks(self.state)
+        points = self._asks(self.state)
+        states.check_known(points)
+        return points
 
     def tell(self, values: np.ndarray) -> jax.Array:
         """Takes a step; returns its numbers, which `names` names."""
@@ -92,6 +96,7 @@ class Stepper:
             given = self.run, self.state, values
             self._takes = programs.of(take, *given, donate=[0])
         self.state, numbers, self.checksum = self._takes(self.state, values)
+        states.check_known(numbers)  # The optimizer may hold traced numbers.
         return numbers
 
 
@@ -305,6 +310,7 @@ def ask_tell(
     *,
     key: jax.typing.ArrayLike = 0,
     bounds: BoundsLike | None = None,
+    step: Any = None,
     state: SolverState | MethodState | None = None,
 ) -> Told:
     """Minimizes a function that is evaluated by hand, or by anything else.
@@ -327,6 +333,7 @@ def ask_tell(
         A list of pairs, one for each element of an array of parameters, is read as
         SciPy reads it. `None` is no bound. A point that is moved into the box is no
         longer along its direction, which biases estimates at the border.
+      step: As in `minimize`.
       state: A state to continue from, the `state` of such a run or of a result. Its
         parameters and key replace `params` and `key`.
 
@@ -365,10 +372,11 @@ def ask_tell(
     if is_method(optimizer, estimator):
         method: Any = untuned() if optimizer is None else optimizer
         resolution = asker.resolution_of(None, initial)
-        given = initial, key, box.as_bounds(bounds), resolution, False, state
+        given = initial, key, box.as_bounds(bounds), resolution, False, state, step
         with trees.precision_of(initial if state is None else state.params):
             maker = asker.begun(method, *given)
         return Told(maker, Best(maker.params))
+    refuse_step(step)
     states.check_run(optimizer, estimator)
     of_run: Any = None, None, optimizer, estimator, vectorized(), box.as_bounds(bounds)
     run = Run(*of_run)
@@ -404,7 +412,7 @@ def begin(
         state = step.start(run, params, key)
     else:
         states.check_state(run, state, leaves=True)
-    states.check_known("params, key and state must be", state)
+    states.check_known(state)
     checks.check_not_deleted("state", state)
     return trees.copy(state)
 
@@ -419,6 +427,7 @@ def replay(
     fun: Objective | None = None,
     sample: Callable[[jax.Array], object] | None = None,
     bounds: BoundsLike | None = None,
+    step: Any = None,
     exact: bool = True,
 ) -> SolverState | MethodState:
     """Rebuilds a run from the values in its journal, without an evaluation.
@@ -435,6 +444,7 @@ def replay(
         evaluated: `low_rank` perturbs the matrices that it multiplies.
       sample: As in `minimize`, with `fun`.
       bounds: As in `minimize_black_box`.
+      step: As in `minimize`.
       exact: Whether parameters must be bitwise equal to the run's before each step.
         They are equal with the same versions on the same kind of machine. Otherwise
         sums may be rounded in other ways, and an adaptive run amplifies it.
@@ -478,13 +488,14 @@ def replay(
         if rate is None and is_method(optimizer, estimator):
             method: Any = untuned() if optimizer is None else optimizer
             resolution = asker.resolution_of(fun, params)
-            given = params, key, box.as_bounds(bounds), resolution, True
+            given = params, key, box.as_bounds(bounds), resolution, True, None, step
             maker = asker.begun(method, *given)
             if exact:
                 found.check_same_run(line_of_method(maker, box.as_bounds(bounds)))
             told = Told(maker)
             told.rebuild([record for record in found.records if record.again is None])
             return told.state
+        refuse_step(step)
         if rate is not None:
             optimizer, estimator = rates.default(trees.size(params), estimator)
         states.check_run(optimizer, estimator)
@@ -498,7 +509,7 @@ def replay(
             # The checksums of the parameters compare learning rates.
             kept = {name: line.get(name) for name in ("learning_rate", "values")}
             found.check_same_run(line_of_run(state, run) | kept)
-        told = Told(Stepper(step.traced(run, state), state))
+        told = Told(Stepper(traced(run, state), state))
         told.rebuild(found.records, exact)
         # Without a function that JAX can trace, the run is one of NumPy arrays.
         return told.maker.state if fun is not None else told.state

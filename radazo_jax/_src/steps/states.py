@@ -116,7 +116,9 @@ class SolverState(NamedTuple):
         )
 
 
-def check_known(what: str, tree: Any) -> None:
+def check_known(
+    tree: Any, what: str = "params, key, state, optimizer and estimator must hold"
+) -> None:
     """Raises if arrays of a run are traced; `what` names them and says what to be."""
     if trees.is_traced(tree):
         raise TypeError(
@@ -276,7 +278,7 @@ class Policy(NamedTuple):
             what = f"fun failed at step {step}, and on_failure is 'raise'."
             raise _failed(what, last, "is the run without what failed")
         what = (
-            f"fun had no finite value to use in {failures.in_a_row} steps in a row "
+            f"fun had no finite value to use in {limits[1]} steps in a row "
             f"(max_consecutive_failures), up to step {step}."
         )
         raise _failed(what, last, "continues the run")

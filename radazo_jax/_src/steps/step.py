@@ -75,7 +75,7 @@ def traced(run: Run, state: SolverState) -> Run:
     if fun is None or programs.are_disabled():
         return run
     fun, sample = traced_functions(fun, run.sample, state.params, state.key)
-    states.check_known("fun must close over", (fun, sample))
+    states.check_known((fun, sample), "fun must close over")
     return run._replace(fun=fun, sample=sample)
 
 

@@ -14,19 +14,11 @@ from radazo_jax._src.contracts import GradientTransformationExtraArgs
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.distribution import Direction
-from radazo_jax._src.directions.layout import Layout, Leaf, layout_of, matrix_axes
+from radazo_jax._src.directions.layout import Layout, Leaf
 from radazo_jax._src.directions.sums import Block
 from radazo_jax._src.numbers import counter
 from radazo_jax._src.transforms.in_place import Finish, InPlaceUpdate
-from radazo_jax._src.transforms.moments import (
-    Hyperparameters,
-    averaged,
-    initial_moment,
-    mean_of,
-    product,
-    scalar,
-    squares,
-)
+from radazo_jax._src.transforms.moments import Hyperparameters, averaged, scalar
 from radazo_jax._src.trees import at_least_float32, widest
 from radazo_jax._src.xla import on_any_mesh, specs_of
 
@@ -95,6 +87,37 @@ class StepHistory(NamedTuple):
         repeated = jnp.repeat(weights, len(like.scale))
         directions = Direction(key, number, scale, like.distribution)
         return repeated * coefficient, directions
+
+
+class FactoredMoment(NamedTuple):
+    """The second moment of a stack of matrices, by its means.
+
+    Attributes:
+      rows: R, the means over the columns: of the leaf's shape, with size 1 along the
+        last axis.
+      columns: C, the means over the rows: with size 1 along the axis before it.
+    """
+
+    rows: jax.Array
+    columns: jax.Array
+
+    @classmethod
+    def of_squares(cls, x: jax.Array, shape: tuple[int, ...]) -> "FactoredMoment":
+        """The shares of a block x of a leaf of this shape in the means of its squares.
+
+        The shares of all blocks add up to the means.
+        """
+        means = (jnp.sum(x * x, i, keepdims=True) / shape[i] for i in (-1, -2))
+        return cls(*means)
+
+    @property
+    def mean(self) -> jax.Array:
+        """The mean of the second moment of each matrix."""
+        return jnp.mean(self.rows, axis=-2, keepdims=True)
+
+    def product(self, mean: jax.Array) -> jax.Array:
+        """R_i C_j / mean(R), zero if all are zero."""
+        return self.rows * (self.columns / jnp.where(mean > 0, mean, 1))
 
 
 class ScaleByReplayedMomentsState(NamedTuple):
@@ -211,8 +234,7 @@ def scale_by_replayed_radazo(
 
     def init(params: optax.Params) -> ScaleByReplayedMomentsState:
         leaves, treedef = jax.tree.flatten(params)
-        axes = (leaf.axes for leaf in layout_of(params).leaves)
-        nu = map(partial(initial_moment, initial_accumulator_value), leaves, axes)
+        nu = map(partial(_initial_moment, initial_accumulator_value), leaves)
         return ScaleByReplayedMomentsState(
             jnp.zeros((), jnp.int32),
             StepHistory.init(window, max_directions, widest(params)),
@@ -238,6 +260,17 @@ def scale_by_replayed_radazo(
         return apply(None, *args, **kwargs)
 
     return optax.GradientTransformationExtraArgs(init, InPlaceUpdate(update, apply))
+
+
+def _initial_moment(value: Any, p: Any) -> Any:
+    """v₀ of a leaf: a `FactoredMoment` if it has matrices, else an array like it."""
+    shape, dtype = jnp.shape(p), at_least_float32(jnp.result_type(p))
+    value = scalar(value, dtype)
+    if len(shape) < 2:
+        return jnp.full_like(p, value, dtype)
+    *stacked, rows, columns = shape
+    sizes = (*stacked, rows, 1), (*stacked, 1, columns)
+    return FactoredMoment(*(jnp.full(size, value, dtype) for size in sizes))
 
 
 def _walk(
@@ -313,7 +346,7 @@ def _of_leaf(
     leaf = _leaf(layout, path, p)
     if leaf.size == 0:
         return p, nu
-    dtype, axes = at_least_float32(p.dtype), matrix_axes(range(p.ndim))
+    dtype, has_matrices = at_least_float32(p.dtype), p.ndim > 1
 
     def draw(block: Block) -> jax.Array:
         combine = partial(
@@ -326,26 +359,27 @@ def _of_leaf(
 
     def add(block: Block, total: Any) -> Any:
         part = jax.tree.map(block.read, total)
-        more = squares(draw(block), axes, leaf.shape)
+        more = FactoredMoment.of_squares(draw(block), leaf.shape)
         return jax.tree.map(block.write, total, jax.tree.map(jnp.add, part, more))
 
     # If a matrix does not fit into a block, its means need a walk of their own.
-    cut = axes is not None and sums.cuts(leaf.shape, (*axes.rows, *axes.columns))
+    cut = has_matrices and sums.cuts(leaf.shape, p.ndim - 2)
     mean = None
-    if axes is not None and cut:
+    if cut:
         zeros = jax.tree.map(jnp.zeros_like, nu)
         nu = averaged(sums.for_each(leaf.shape, add, zeros), nu, given.b2)
-        mean = mean_of(nu, axes)
+        mean = nu.mean
 
     def step(block: Block, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
         p, nu = carry
         m = draw(block)
         v = jax.tree.map(block.read, nu)
         if not cut:
-            v = averaged(squares(m, axes, leaf.shape), v, given.b2)
+            x = FactoredMoment.of_squares(m, leaf.shape) if has_matrices else m * m
+            v = averaged(x, v, given.b2)
             nu = jax.tree.map(block.write, nu, v)
-        if axes is not None:
-            v = product(v, axes, None if mean is None else block.read(mean))
+        if has_matrices:
+            v = v.product(v.mean if mean is None else block.read(mean))
         v = v / nu_weight.astype(dtype) + scalar(given.eps_root, dtype)
         u = (m * jax.lax.rsqrt(v)).astype(p.dtype)
         if finish is not None:

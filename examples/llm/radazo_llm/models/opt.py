@@ -1,6 +1,6 @@
 """The OPT language models in Flax NNX, for forward passes.
 
-model = OPT(CONFIGS["facebook/opt-125m"], rngs=nnx.Rngs(0))
+model = OPT(Config(), rngs=nnx.Rngs(0))
 logits = model(tokens)
 """
 
@@ -74,24 +74,6 @@ class Config:
     def build(self, **kwargs: Any) -> "OPT":
         """A model of these sizes."""
         return OPT(self, **kwargs)
-
-
-CONFIGS = {
-    f"facebook/opt-{name}": Config(
-        hidden_size=width,
-        ffn_dim=4 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-    )
-    for name, width, layers, heads in (
-        ("125m", 768, 12, 12),
-        ("1.3b", 2048, 24, 32),
-        ("2.7b", 2560, 32, 32),
-        ("6.7b", 4096, 32, 32),
-        ("13b", 5120, 40, 40),
-        ("30b", 7168, 48, 56),
-    )
-}
 
 
 class LayerNorm(nnx.LayerNorm):

@@ -12,9 +12,13 @@ below.
 
 import importlib.util
 import math
+import multiprocessing
+import os
 import pickle
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -189,6 +193,18 @@ def call(job: Job) -> Any:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return Raised(f"{job.name}: {text:.200}")
     return checked(job.name, found, len(job.completions))
+
+
+def begin() -> None:
+    """Makes a process end with the one that started it, and no sooner by Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def of_bytes(job: Any) -> tuple[float, Any]:

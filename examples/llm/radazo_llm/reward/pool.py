@@ -57,7 +57,7 @@ class RewardPool(contextlib.ExitStack):
         """New processes; the time that they take to start is no function's."""
         # Not forked: JAX has threads.
         context = multiprocessing.get_context("spawn")
-        executor = ProcessPoolExecutor(self.processes, context)
+        executor = ProcessPoolExecutor(self.processes, context, functions.begin)
         try:
             list(executor.map(len, [""] * self.processes, timeout=_START))
         except TimeoutError:

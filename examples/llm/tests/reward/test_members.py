@@ -166,7 +166,7 @@ def reward(prompts, completions):
     return [-abs(float(prompt) - float(text)) for prompt, text in pairs]
 
 
-def adapted(fake, timeout=30.0):
+def adapted(fake, reward=reward, timeout=30.0):
     model = tiny.model()
     lora.add_lora(model, rank=2, rngs=nnx.Rngs(0))
     url = f"http://127.0.0.1:{fake.server_port}"
@@ -219,7 +219,7 @@ def test_members_that_the_server_fails_are_dropped(fake):
     ],
 )
 def test_what_is_wrong_with_an_answer_is_said(fake, trouble, error, text):
-    loss, params = adapted(fake, timeout=0.3)
+    loss, params = adapted(fake, timeout=0.3 if trouble == "waits" else 30.0)
     fake.trouble = {0: trouble}
     with pytest.raises(error, match=text):
         loss(params)
@@ -227,11 +227,7 @@ def test_what_is_wrong_with_an_answer_is_said(fake, trouble, error, text):
 
 
 def test_a_reward_of_another_shape_is_refused(fake):
-    model = tiny.model()
-    lora.add_lora(model, rank=2, rngs=nnx.Rngs(0))
-    url = f"http://127.0.0.1:{fake.server_port}"
-    server = served.Server(url, ["2.0", "4.0"], lambda prompts, texts: [0.0])
-    loss, params = served.loss_of_adapters(server, model, base="base")
+    loss, params = adapted(fake, lambda prompts, texts: [0.0])
     with pytest.raises(ValueError, match="reward must return 2 numbers"):
         loss(params)
 

@@ -1,6 +1,8 @@
 """Reward functions, and the processes that run them."""
 
 import os
+import signal
+import subprocess
 import sys
 import time
 
@@ -11,49 +13,9 @@ from radazo_llm.reward import functions
 from radazo_llm.reward.functions import Wrong
 from radazo_llm.reward.pool import RewardPool
 
-HERE = "tests.reward.test_rewards"
+from .failing import no_numbers, text, texts, too_few
 
-
-def raises(prompts, completions, **columns):
-    if "bad" in completions:
-        raise RuntimeError("not today")
-    return [1.0] * len(completions)
-
-
-def hangs(prompts, completions, **columns):
-    while "bad" in completions:
-        time.sleep(0.05)
-    return [1.0] * len(completions)
-
-
-def dies(prompts, completions, **columns):
-    if "bad" in completions:
-        os._exit(1)
-    return [1.0] * len(completions)
-
-
-def exits(prompts, completions, **columns):
-    if "bad" in completions:
-        raise SystemExit(3)
-    return [1.0] * len(completions)
-
-
-def no_numbers(prompts, completions, **columns):
-    return [None if text == "bad" else float("nan") for text in completions]
-
-
-def text(prompts, completions, **columns):
-    return "1" * len(completions)
-
-
-def texts(prompts, completions, **columns):
-    return ["1"] * len(completions)
-
-
-def too_few(prompts, completions, **columns):
-    return [1.0] * (len(completions) - 1)
-
-
+HERE = "tests.reward.failing"
 TEXTS = ["fine", "bad", "fine", "fine"]
 
 
@@ -89,6 +51,30 @@ def test_a_function_that_never_answers(name, timeout, problem):
         pytest.raises(ValueError, match=problem),
     ):
         pool.score(["bad"] * 3, ["bad"] * 3, {}, 1)
+
+
+KILLED = """
+import os, signal
+from radazo_llm.reward.pool import RewardPool
+
+if __name__ == "__main__":
+    RewardPool({"answer": 1.0}, 1).score([""], ["7"], {"answer": ["7"]}, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_processes_end_with_a_run_that_is_killed(tmp_path):
+    """They have its output, which ends with the last of them."""
+    (tmp_path / "run.py").write_text(KILLED, "utf-8")
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "run.py"],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": path},
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGKILL
 
 
 @pytest.mark.slow
@@ -134,7 +120,7 @@ def test_functions():
 
 
 @pytest.mark.parametrize(
-    "name", ["none", "llm.none:f", f"{HERE}:none", f"{HERE}:HERE", ":"]
+    "name", ["none", "llm.none:f", f"{HERE}:none", f"{HERE}:NUMBER", ":"]
 )
 def test_functions_that_are_not_there(name):
     with pytest.raises(ValueError, match=r"reward .*must be"):
