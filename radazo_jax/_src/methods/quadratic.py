@@ -9,7 +9,6 @@ import numpy as np
 
 from radazo_jax._src.methods import evolution
 from radazo_jax._src.methods.contract import (
-    Ask,
     Box,
     End,
     Method,
