@@ -284,7 +284,7 @@ def test_any_number_of_evaluations_is_met_exactly(name):
 def test_a_target_ends_the_run_within_a_step(name):
     values = run(ripples, METHODS[name], max_evaluations=60).state.values
     for target in np.sort(values)[[0, 5, 20]]:
-        result = run(ripples, METHODS[name], max_evaluations=60, target=target)
+        result = run(ripples, METHODS[name], target=target, max_evaluations=60)
         assert result.stopped == "target"
         assert result.num_evaluations == 1 + np.argmax(values <= target)
 

@@ -193,8 +193,7 @@ def untuned(
 def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
     """Takes the steps that the first values suggest, followed by others."""
     d, left = len(start.params), math.inf if start.limited else 0
-    if method.restarts is not None:
-        left = method.restarts
+    left = left if method.restarts is None else method.restarts
     if np.any(start.step):
         noisy = abs(again - value) > _NOISY * abs(value)
         of_run = value if np.isfinite(value) else again, noisy, method.scale, left
@@ -209,8 +208,7 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
         limit, most = -math.inf, None
         units = evolution.sizes(start._replace(params=best.params), method.scale)
         if descends:
-            name = "slopes()" if d <= _MOST else "many()"
-            start.report(name, reason)
+            start.report("slopes()" if d <= _MOST else "many()", reason)
             best, plan = yield from _search(method, start, plan, best, origin)
             origin = None
             if best.reason == slopes.WITHIN:
@@ -239,9 +237,9 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
         inner = evolution.steps(*at, start.rng, start.round, population)
         found, interrupted = yield from _until(inner, limit, most)
         if interrupted and found.value < best.value:
-            ahead = start._replace(params=found.params)
             before, reason = found.value, "a lower value was found"
             if not np.isfinite(best.value):
+                ahead = start._replace(params=found.params)
                 plan = yield from _first_values(method, ahead, before, before)
                 found = plan.end
             best, descends = found, plan.smooth
