@@ -407,10 +407,10 @@ KINDS = {"differences": "levels", "line search": "accent", "population": "main"}
 
 def decides(colors: Colors) -> plt.Figure:
     """Draws the values of a run of the default method, by the kind of their step."""
-    size, found, best = 6, {name: [] for name in KINDS}, []
+    size, found, best = 8, {name: [] for name in KINDS}, []
 
     def fun(x: np.ndarray) -> float:
-        away = x - np.array([1.0, 2.0, -1.0, 3.0, 0.5, 2.0])
+        away = x - np.array([1.0, 2.0, -1.0, 3.0, 0.5, 2.0, -2.0, 1.5])
         away[5] = np.round(4 * x[5]) / 4 - 1
         return float(1e-2 + np.sum(away**2))
 

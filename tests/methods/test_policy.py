@@ -205,7 +205,7 @@ def test_noise_leads_to_a_strategy_with_a_center():
     rng = np.random.default_rng(0)
     method = UNTUNED(start := started(np.zeros(3), limited=True))
     asked, centers = next(method), 0
-    for _ in range(60):
+    for _ in range(120):  # Models come first, with 60 points at most.
         points = getattr(asked, "points", asked)
         centers += getattr(asked, "center", None) is not None
         asked = method.send(np.array([sphere(x) + 0.1 * rng.normal() for x in points]))

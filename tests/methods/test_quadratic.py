@@ -183,7 +183,7 @@ def first_steps(fun, x, units=None):
     steps, values, count = quadratic.first(*problem, start.resolution), None, 1
     try:
         while True:
-            points = steps.send(values).points
+            points = steps.send(values)
             values = np.array([fun(x) for x in points])
             count += len(values)
     except StopIteration as stop:

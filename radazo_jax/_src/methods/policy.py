@@ -136,9 +136,13 @@ def untuned(
 
     Slopes that lead nowhere are measured at both sides and at longer distances before
     anything is called a minimum. A parameter whose moves changed nothing is moved up
-    and down, by up to ten of its sizes, before it is called unimportant. A narrow
-    `evolution` follows if slopes lead nowhere, and a wider one if they lead to a jump
-    or if parameters change the value by steps.
+    and down, by up to ten of its sizes, before it is called unimportant. If slopes lead
+    nowhere or to a jump, or if their steps must be cut short, long moves along one
+    parameter after another follow, and then `evolution`: a narrow one if slopes lead
+    nowhere, and a wider one at a jump or if parameters change the value by steps.
+
+    If restarts are left, long moves begin at θ₀ once more after the first slopes. These
+    may have missed a lower minimum, or gone so far that the value changes no more.
 
     After a minimum the run ends, or `evolution` starts again around the best point,
     with twice as many points each time up to a limit, and any lower value leads back to
@@ -176,7 +180,8 @@ def untuned(
       Moré & Wild, Estimating Computational Noise, SIAM J. Sci. Comput. 2011,
       <https://doi.org/10.1137/100786125>; Nocedal & Wright, Numerical Optimization,
       2006, chapters 3, 7 and 8; Hansen, The CMA Evolution Strategy: A Tutorial, 2016,
-      <https://arxiv.org/abs/1604.00772>.
+      <https://arxiv.org/abs/1604.00772>; Hooke & Jeeves, "Direct Search" Solution of
+      Numerical and Statistical Problems, Journal of the ACM 1961.
     """
     if tolerance is not None:
         tolerance = checks.check_unit_interval("tolerance", tolerance)
@@ -188,8 +193,7 @@ def untuned(
 def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
     """Takes the steps that the first values suggest, followed by others."""
     d, left = len(start.params), math.inf if start.limited else 0
-    if method.restarts is not None:
-        left = method.restarts
+    left = left if method.restarts is None else method.restarts
     if np.any(start.step):
         noisy = abs(again - value) > _NOISY * abs(value)
         of_run = value if np.isfinite(value) else again, noisy, method.scale, left
@@ -204,8 +208,7 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
         limit, most = -math.inf, None
         units = evolution.sizes(start._replace(params=best.params), method.scale)
         if descends:
-            name = "slopes()" if d <= _MOST else "many()"
-            start.report(name, reason)
+            start.report("slopes()" if d <= _MOST else "many()", reason)
             best, plan = yield from _search(method, start, plan, best, origin)
             origin = None
             if best.reason == slopes.WITHIN:
@@ -234,9 +237,9 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
         inner = evolution.steps(*at, start.rng, start.round, population)
         found, interrupted = yield from _until(inner, limit, most)
         if interrupted and found.value < best.value:
-            ahead = start._replace(params=found.params)
             before, reason = found.value, "a lower value was found"
             if not np.isfinite(best.value):
+                ahead = start._replace(params=found.params)
                 plan = yield from _first_values(method, ahead, before, before)
                 found = plan.end
             best, descends = found, plan.smooth

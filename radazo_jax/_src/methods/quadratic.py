@@ -409,8 +409,7 @@ def _begun(frame: "Frame", value: float, radius: float) -> Part[Region]:
     )
     points = np.vstack([np.zeros(d), frame.place(ends)])
     at = Region(points, np.array([value]), radius)
-    asked = Ask(ends, center=frame.x)
-    at.values = np.append(value, at.comparable((yield asked)))
+    at.values = np.append(value, at.comparable((yield ends)))
     at.radius *= math.sqrt(d)  # Steps move all parameters.
     return at
 
@@ -430,7 +429,7 @@ def _step(frame: Frame, at: Region, resolution: float) -> Part[float]:
     before, ratio, is_tried = at.lowest, 0.0, False
     if length >= at.resolution / 2 and fall > resolution * abs(before):
         new = frame.point(at.points[at.best] + at.radius * step)
-        found = yield from _value(frame, at, new)
+        found = float(at.comparable((yield new[None]))[0])
         ratio, is_tried = (before - found) / fall, True
         at.add(frame.place(new), found, most)
         at.judge(ratio, length)
@@ -439,17 +438,11 @@ def _step(frame: Frame, at: Region, resolution: float) -> Part[float]:
     closer = at.closer(frame.box)
     if closer is not None:
         new = frame.point(closer[1])
-        at.values[closer[0]] = yield from _value(frame, at, new)
+        at.values[closer[0]] = at.comparable((yield new[None]))[0]
         at.points[closer[0]] = frame.place(new)
     elif not (is_tried and (ratio > 0 or max(at.radius, length) > at.resolution)):
         at.sharpen()
     return fall
-
-
-def _value(frame: Frame, at: Region, point: np.ndarray) -> Part[float]:
-    """Evaluates a point; the best one so far is the estimate of the minimum."""
-    center = frame.point(at.points[at.best])
-    return float(at.comparable((yield Ask(point[None], center=center)))[0])
 
 
 class Known(NamedTuple):
