@@ -37,8 +37,8 @@ def agreement(ahead, back):
         for j in range(m):
             length = np.linalg.norm(odd[:, j])
             if i != j and whole * length > 0:
-                found[i] += (j + 1) * (odd[:, i] @ odd[:, j]) / (length * whole)
-        found[i] /= sum(j + 1 for j in range(m) if j != i)
+                found[i] += (j + 1) ** 2 * (odd[:, i] @ odd[:, j]) / (length * whole)
+        found[i] /= sum((j + 1) ** 2 for j in range(m) if j != i)
     return found
 
 

@@ -26,11 +26,12 @@ _PAIRS = 8  # Symmetric pairs of points, each on a minibatch of its own.
 _MOST_SIZES = 20
 # So many, if noise hides the rise at the size of the parameters.
 _MOST_HIDDEN = 6
-_SHARE = 0.1  # The rise at which a change counts as large, of the loss.
+# The rise at which a change counts as large, of the loss or of its spread.
+_SHARE, _SPREAD = 0.1, 0.5
 _LEAST_SPREAD = 1e-5  # Of losses between minibatches, of the loss; less is rounding.
 
-# η √((1 + β₁) T / (1 − β₁)) over the flatness: 0.8 · √19, chosen on ten problems.
-_FACTOR = 0.8 * math.sqrt(19)
+# η √((1 + β₁) T / (1 − β₁)) over the flatness, chosen on small networks.
+_FACTOR = 1.2 * math.sqrt(19)
 
 # Without a known end, the rate falls as 1/√(1 + t / _SLOW).
 _SLOW = 100
@@ -129,7 +130,6 @@ class LearningRate(NamedTuple):
         """A report in plain text."""
         is_limited = self.flatness == self.rms
         limit = " (the root mean square of params)" if is_limited else ""
-        hint = ["  a limit: twice the rate is worth a try"] if is_limited else []
         end = "falls as 1/√(1 + t/100)"
         if self.num_steps is not None:
             end = f"decayed to 0 over     {self.num_steps} steps"
@@ -142,7 +142,6 @@ class LearningRate(NamedTuple):
                 else []
             ),
             f"flatness                {self.flatness:.3g}{limit}",
-            *hint,
             f"loss at params          {self.loss:.6g}",
             f"  rise that was probed  {self.rise:.3g}",
             f"evaluations             {self.num_evaluations}",
@@ -167,13 +166,13 @@ def find_learning_rate(
 
     μ is the one of `find_smoothing`, unless it is named. For the rate, it measures how
     far all parameters can move at random before the loss rises by a tenth, or a loss
-    ≤ 0 by its standard deviation between minibatches: the *flatness* s, the root mean
-    square of such a change per element. Each size is tried by eight symmetric pairs of
-    points, each on a minibatch of its own, the same for all sizes.
-    The size is halved or doubled until it brackets the rise, and interpolated. The
-    learning rate is
+    ≤ 0 by half its standard deviation between minibatches: the *flatness* s, the root
+    mean square of such a change per element. Each size is tried by eight symmetric
+    pairs of points, each on a minibatch of its own, the same for all sizes. The size
+    is halved or doubled until it brackets the rise, and interpolated. The learning rate
+    is
 
-        η = 0.8 √19 · s √((1 − β₁) / ((1 + β₁) T))
+        η = 1.2 √19 · s √((1 − β₁) / ((1 + β₁) T))
 
     because a step of R-AdaZO moves an element by about η √((1 + β₁) / (1 − β₁)), and T
     of them add up as random steps. It holds for any number of directions.
@@ -196,7 +195,7 @@ def find_learning_rate(
       evaluator: Evaluates the two points of a pair. By default, one after the other.
       rise: The rise of the loss at which a change counts as large; by default, a tenth
         of the loss at θ. The zero of a negative reward has no meaning: if the loss is
-        ≤ 0, the default is its standard deviation between eight minibatches.
+        ≤ 0, the default is half its standard deviation between eight minibatches.
       smoothing: μ, if it is known: it is then not measured.
 
     Returns:
@@ -302,7 +301,7 @@ def _rise(losses: np.ndarray) -> float:
             f"rise; got {loss:.6g}. Pass rise to find_learning_rate, the rise of the "
             "loss that counts as large."
         )
-    return spread
+    return _SPREAD * spread
 
 
 def _flatness(rise: Callable[[float], float], rms: float) -> tuple[float, int]:

@@ -116,7 +116,7 @@ def find_smoothing(
     minibatch of its own. With oᵢ the odd part of the two differences from the loss at
     θ, and eᵢ the even part, vectors over the directions, the agreement of a distance is
 
-        aᵢ = Σⱼ j ⟨oᵢ, oⱼ⟩ / (|oⱼ| √(|oᵢ|² + |eᵢ|²)) / Σⱼ j,    j ≠ i
+        aᵢ = Σⱼ j² ⟨oᵢ, oⱼ⟩ / (|oⱼ| √(|oᵢ|² + |eᵢ|²)) / Σⱼ j²,    j ≠ i
 
     the correlation of its forward differences with the odd parts at the other
     distances, of which longer ones weigh more. μ is the longest distance whose
@@ -261,7 +261,7 @@ def agreements(ahead: np.ndarray, back: np.ndarray, counted: np.ndarray) -> np.n
     whole = np.sqrt(np.sum(odd**2 + even**2, axis=0))
     scale = np.outer(whole, length)
     pairs = np.divide(odd.T @ odd, scale, out=np.zeros_like(scale), where=scale > 0)
-    weights = np.tile(np.cumsum(counted) * counted, (len(scale), 1)).astype(np.float64)
+    weights = np.tile(np.cumsum(counted) ** 2.0 * counted, (len(scale), 1))
     np.fill_diagonal(weights, 0)
     return np.sum(weights * pairs, axis=1) / np.sum(weights, axis=1)
 

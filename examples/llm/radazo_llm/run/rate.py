@@ -33,6 +33,7 @@ def measured(settings: Settings, fun: Any, params: Any, sample: Any) -> float:
             b1=settings.b1,
             key=settings.seed,
             distribution=settings.estimator().distribution,
+            smoothing=settings.smoothing,
         )
     except ValueError as error:
         raise ValueError(
