@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from radazo_jax._src.methods import contract, evolution
-from radazo_jax._src.methods.contract import Ask, Box, End, Method, Part, Start, Steps
+from radazo_jax._src.methods.contract import Box, End, Method, Part, Start, Steps
 
 # The first radius, in sizes of the parameters, and the last one, as a share of it.
 _FIRST, _LAST = 0.1, 1e-7
