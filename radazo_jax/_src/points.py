@@ -17,7 +17,7 @@ from radazo_jax._src.numbers import generator
 from radazo_jax._src.numbers.counter import Positions
 from radazo_jax._src.perturb import transform
 from radazo_jax._src.trees import as_arrays, at_least_float32, widest
-from radazo_jax._src.xla import on_any_mesh
+from radazo_jax._src.xla import on_any_mesh, specs_of
 
 
 def sample_points(
@@ -94,6 +94,8 @@ def points_along(
     directions, layout = _sample(_Zero(), once, 1, params)
     shifts = jnp.asarray(scales, jnp.float32)[None]
     each = jnp.zeros_like(shifts)
+    # Sharded as the parameters, whatever it was made of.
+    tree = on_any_mesh(lambda tree: tree, specs_of(params))(tree)
     return Points(directions, each, includes_params, layout, tree, shifts)
 
 

@@ -46,7 +46,8 @@ class HessianInformed(estimators.AlongDirections):
         drawn = estimators.sample_points(self.distribution, draw, 1, [1.0], params)
         length = math.sqrt(drawn.factor)
         w = jax.tree.map(
-            lambda u, h: length * u / jnp.sqrt(h), drawn.direction(0), state.hessian
+            lambda u, h: length * u.astype(h.dtype) / jnp.sqrt(h),
+            *(drawn.direction(0), state.hessian),
         )
         scales = [self.smoothing, -self.smoothing]
         return estimators.points_along(w, scales, params, includes_params=True), state
