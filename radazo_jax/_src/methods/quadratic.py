@@ -397,8 +397,7 @@ def steps(
     at = yield from _begun(frame, value, _FIRST)
     while at.resolution > _LAST * _FIRST and frame.moves(at):
         yield from _step(frame, at, resolution)
-    point = frame.point(at.points[at.best])
-    return End(point, at.lowest, "a minimum was found")
+    return End(frame.point(at.points[at.best]), at.lowest, "a minimum was found")
 
 
 def _begun(frame: "Frame", value: float, radius: float) -> Part[Region]:
@@ -493,24 +492,18 @@ def first(
     latest, hessian, changes = at.count, None, at.values[1:] - value
     if noise and np.max(abs(changes)) < _CLEAR * noise:
         return Known(x, value)
-    goes_on = not (at.failed or _are_apart(changes))
+    least = np.min(abs(changes[changes != 0]), initial=np.inf)
+    goes_on = not at.failed and np.max(abs(changes)) <= _APART * least
     while goes_on and at.resolution > _LAST_FIRST * radius and frame.moves(at):
         before = at.lowest
         fall = yield from _step(frame, at, resolution)
         if before - at.lowest > _PROGRESS * (value - at.lowest):
             latest = at.count
-        idle = at.count - latest
-        goes_on = not at.failed and idle <= _PATIENCE * size
+        goes_on = not at.failed and at.count - latest <= _PATIENCE * size
         if at.count >= _LONGEST * size or fall <= _LITTLE * (value - at.lowest):
             break
     if goes_on and at.lowest < value:
         hessian = np.zeros((len(x), len(x)))
-        curvatures = at.hessian / np.outer(frame.units, frame.units)
-        hessian[np.ix_(frame.free, frame.free)] = curvatures
+        units = np.outer(frame.units, frame.units)
+        hessian[np.ix_(frame.free, frame.free)] = at.hessian / units
     return Known(frame.point(at.points[at.best]), at.lowest, hessian)
-
-
-def _are_apart(changes: np.ndarray) -> bool:
-    """Whether the first changes show that the sizes of parameters are wrong."""
-    sizes = abs(changes[changes != 0])
-    return len(sizes) > 0 and bool(np.max(sizes) > _APART * np.min(sizes))
