@@ -1,4 +1,4 @@
-"""Moves along the parameters, far starts and many minima, beside known minima."""
+"""Moves along the parameters, far starts and many minima, against known minima."""
 
 import numpy as np
 import pytest

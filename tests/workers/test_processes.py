@@ -84,7 +84,7 @@ with jax.set_mesh(mesh):
 
 
 def of_two_processes(program):
-    """What two processes print."""
+    """The output of two processes that run a program."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])

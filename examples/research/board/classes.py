@@ -42,7 +42,7 @@ _IDENTITY = ("kind", "problem", "seed", "dimension", "method")
 
 
 def chosen(kinds: Sequence[str], runs: int) -> list[Case]:
-    """As many seeds from 100 on as give each class so many runs."""
+    """Returns so many seeds, from 100 on, that each class has so many runs."""
     return [
         case
         for kind in kinds

@@ -183,7 +183,7 @@ class Calls:
           evaluator: The evaluator.
           run: Calls the function at points; `None` if it was interrupted.
           vector_valued: Whether the function may return several numbers for a point.
-          pool: What calls it elsewhere.
+          pool: The executor or the workers; `None` if points are evaluated in turn.
         """
         self._evaluator, self._run, self._pool = evaluator, run, pool
         self._vector_valued = vector_valued

@@ -221,7 +221,7 @@ def _as_far(
 
 
 class Watch:
-    """What the values of steps show.
+    """Watches whether the values of steps fall, and how far the points go.
 
     Attributes:
       best: The best point so far.
@@ -252,7 +252,7 @@ class Watch:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the value falls no more, and is that of a plateau far away."""
+        """Whether the value has stopped falling on a plateau far away."""
         return self._idle > _IDLE * self._size and self.is_far
 
     @property

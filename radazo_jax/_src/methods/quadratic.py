@@ -445,7 +445,7 @@ def _step(frame: Frame, at: Region, resolution: float) -> Part[float]:
 
 
 class Known(NamedTuple):
-    """What models know where they end.
+    """The best point of models at their end, and their last Hessian matrix.
 
     Attributes:
       params: Best point, shape [d].

@@ -337,7 +337,7 @@ class Asker:
         """Takes the values at the first of the points, in any parts.
 
         Returns:
-          Numbers, which `names` names: those of the step so far, and the failures.
+          Numbers, which `names` names: of the step so far, and the failures.
         """
         self._raise()
         points, finite = self.points[: len(values)], np.isfinite(values)

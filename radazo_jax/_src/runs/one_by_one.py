@@ -37,7 +37,7 @@ class OneByOne(Steps, abc.ABC):
         super().__init__(budget)
         self._told, self._file = told, file
         self._record: Record | None = None  # The latest one.
-        self._part: dict[str, Any] | None = None  # Numbers of a step that goes on.
+        self._part: dict[str, Any] | None = None  # Numbers of an unfinished step.
         self._points: Any = None
         self._outcome: Outcome | None = None
 
@@ -155,7 +155,7 @@ class OneByOne(Steps, abc.ABC):
         return True
 
     def _count(self, record: Record, row: dict[str, Any], whole: bool) -> None:
-        """Counts a step, or a part of one that goes on unless it is `whole` now."""
+        """Counts a step, or a part of one, after which the step may be `whole`."""
         if self._part is not None:
             for name in ("evaluations", "failed", "seconds"):
                 row[name] += self._part[name]
