@@ -110,8 +110,15 @@ class Untuned:
         x = start.params
         value, again = yield np.stack([x, x])
         power = power_of(value if np.isfinite(value) else again)
-        inner = _run(self, start, math.ldexp(value, -power), math.ldexp(again, -power))
+        steps = _on_grid if np.any(start.step) else _run
+        inner = steps(self, start, math.ldexp(value, -power), math.ldexp(again, -power))
         return (yield from scaled(inner, power))
+
+    def left(self, start: Start) -> float:
+        """Returns the number of restarts of a run."""
+        if self.restarts is not None:
+            return self.restarts
+        return math.inf if start.limited else 0
 
 
 def untuned(
@@ -190,14 +197,16 @@ def untuned(
     return Untuned(tolerance, restarts, scale)
 
 
+def _on_grid(method: Untuned, start: Start, value: float, again: float) -> Steps:
+    """Minimizes over a grid, and over the parameters that have no step."""
+    noisy = abs(again - value) > _NOISY * abs(value)
+    value = value if np.isfinite(value) else again
+    return grid.minimized(start, value, noisy, method.scale, method.left(start))
+
+
 def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
     """Takes the steps that the first values suggest, followed by others."""
-    d, left = len(start.params), math.inf if start.limited else 0
-    left = left if method.restarts is None else method.restarts
-    if np.any(start.step):
-        noisy = abs(again - value) > _NOISY * abs(value)
-        of_run = value if np.isfinite(value) else again, noisy, method.scale, left
-        return (yield from grid.minimized(start, *of_run))
+    d, left = len(start.params), method.left(start)
     population, sigma = evolution.default_population(d), _WIDE
     plan = yield from _first_values(method, start, value, again)
     best, before, descends, reason = plan.end, plan.begun, plan.smooth, ""
