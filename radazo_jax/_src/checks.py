@@ -244,6 +244,18 @@ def as_params(params: optax.Params) -> Any:
     return trees.as_arrays(params)
 
 
+def check_all_finite(params: Any) -> None:
+    """Raises if an element of `params` is NaN or infinite."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        found = np.asarray(leaf, np.float64)
+        if not np.all(np.isfinite(found)):
+            raise ValueError(
+                "params must be finite; got "
+                f"{found[~np.isfinite(found)][0]} at params"
+                f"{jax.tree_util.keystr(path)}."
+            )
+
+
 def check_params(params: optax.Params) -> None:
     """Raises if `params` are no tree of real floating-point arrays with elements."""
     leaves = jax.tree_util.tree_leaves_with_path(params)

@@ -11,16 +11,20 @@ _T = TypeVar("_T")
 _EVALUATIONS = "Pass max_evaluations."
 _KEY = "Pass key, an integer or jax.random.key(0)."
 _PROGRESS = "Pass progress."
+_SIGN = "Values are minimized: return -fun(x) to maximize."
 _TOLERANCE = "Pass tolerance."
 _WORKERS = "Pass workers to minimize_black_box."
 _ARGUMENTS = {
     "args": "Close over them: pass lambda x: fun(x, *args).",
+    "constraints": "Add a penalty to fun, or take COBYQA of SciPy.",
+    "direction": _SIGN,
     "disp": _PROGRESS,
     "ftol": _TOLERANCE,
     "jac": "Leave it out: gradients are estimated from values.",
     "lr": "Pass learning_rate, an argument of optimizers such as radazo(1e-3).",
     "maxfev": _EVALUATIONS,
     "maxfun": _EVALUATIONS,
+    "maximize": _SIGN,
     "maxiter": "Pass num_steps, or max_evaluations.",
     "method": "Pass an optimizer and an estimator, such as radazo(1e-3) and "
     "forward_difference(), or neither.",

@@ -323,7 +323,7 @@ def of_another_version(path):
                 journal=path,
                 state=zo.replay(path, START, OPTIMIZER, ESTIMATOR),
             ),
-            "state and chunk_size must be None with a journal",
+            "state must be None with a journal",
         ),
         (
             lambda path: compiled(path, 3, chunk_size=2),

@@ -690,3 +690,20 @@ def test_global_generators_are_the_methods_own(method, tmp_path):
     np.testing.assert_array_equal(np.random.get_state()[1], before)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:5]))
     assert_same(run(fun, method, journal=path, **options), whole)
+
+
+@pytest.mark.parametrize(
+    ("start", "options", "error", "message"),
+    [
+        ([1.0, np.nan], {}, ValueError, r"^params must be finite; got nan at"),
+        ([1.0, 2.0], {}, zo.RunError, "check the sign of fun, or pass bounds"),
+        ([1.0, 2.0], {"maximize": True}, TypeError, r"return -fun\(x\)"),
+        ([1.0, 2.0], {"scale": [1, 2]}, zo.RunError, "scale must be a number, or a"),
+    ],
+    ids=["start", "falls without end", "sign", "scale"],
+)
+def test_mistakes_in_what_is_given_name_it(start, options, error, message):
+    with np.errstate(all="ignore"), pytest.raises(error, match=message):
+        zo.minimize_black_box(
+            lambda x: float(np.sum(x)), np.array(start), progress=False, **options
+        )

@@ -21,6 +21,8 @@ from radazo_jax._src.steps.states import Failures, RunError
 
 _MOST_COUNTED = np.iinfo(np.int32).max - 1
 
+_LOST = ". If values fall without end, check the sign of fun, or pass bounds"
+
 # Two values of a point are equal up to so many roundings.
 _EQUAL = 8
 
@@ -261,7 +263,7 @@ class Asker:
             got = getattr(points, "shape", None) or type(points).__name__
             problem = f"points of shape (n, {d}), with n of at least 1; got {got}"
         elif not np.all(np.isfinite(found)):
-            problem = "finite points; got one with NaN or infinity"
+            problem = "finite points; got one with NaN or infinity" + _LOST
         elif np.any(found < self._box.lower) or np.any(found > self._box.upper):
             problem = "points within the bounds, as start.box.clip makes them"
         elif np.any(self.vectors.round(found) != found):
@@ -426,6 +428,7 @@ def begun(
             "inside, use solver or value_and_grad."
         )
     params = checks.as_params(params)
+    checks.check_all_finite(params)
     box.check_bounds(bounds, params)
     typed = keys.check_same_key(key) if state is None else state.key
     values = np.zeros(0) if state is None else state.values

@@ -324,10 +324,16 @@ def _flatness(rise: Callable[[float], float], rms: float) -> tuple[float, int]:
         if (at_following <= 1) != (found <= 1):
             return _between(size, found, following, at_following), tried
         size, found = following, at_following
+    advice = "Pass another rise to find_learning_rate, or start elsewhere."
+    if found < 0:
+        advice = (
+            "A loss at chance level falls in many directions: start elsewhere, or name "
+            "a learning rate."
+        )
     raise ValueError(
         "fun must rise with a random change of params; at a change of "
-        f"{size:.3g} per element it rose by {found:.3g} times rise. Pass another rise "
-        "to find_learning_rate, or start elsewhere."
+        f"{size:.3g} per element it {'fell' if found < 0 else 'rose'} by "
+        f"{abs(found):.3g} times rise. {advice}"
     )
 
 

@@ -495,11 +495,13 @@ def _check_used(
         checks.check_not_deleted("state", state)
     if chunk_size is not None and not calls:
         checks.check_int_at_least("chunk_size", chunk_size, 1)
-    if journal is not None and not (state is None and chunk_size is None):
-        raise ValueError(
-            "state and chunk_size must be None with a journal, which says where to "
-            f"continue, and takes steps one by one; got chunk_size={chunk_size!r}."
-        )
+    for name, value in (("state", state), ("chunk_size", chunk_size)):
+        if journal is not None and value is not None:
+            given = f"{value!r}" if name == "chunk_size" else type(value).__name__
+            raise ValueError(
+                f"{name} must be None with a journal, which says where to continue, "
+                f"and takes steps one by one; got {given}."
+            )
     if not calls:
         return
     for name, value in (("sample", sample), ("chunk_size", chunk_size)):

@@ -82,7 +82,13 @@ class Vectors:
 
     def flat(self, tree: Any) -> np.ndarray:
         """Returns the vector of a tree like the parameters, or of a number: [d]."""
-        return self._joined(jax.tree.leaves(trees.filled(tree, self.tree)))
+        leaves = jax.tree.leaves(trees.filled(tree, self.tree))
+        if len(leaves) != len(self._kinds):
+            raise ValueError(
+                "scale must be a number, or a tree like params, "
+                f"{shown.tree(self.tree)}; got {' '.join(repr(tree).split())}."
+            )
+        return self._joined(leaves)
 
     def _joined(self, leaves: Sequence[Any]) -> np.ndarray:
         """Returns the vector of numbers and arrays that broadcast to the leaves."""
