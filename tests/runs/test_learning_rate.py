@@ -163,7 +163,11 @@ def test_a_reward_has_a_rise_of_its_own():
         ({"fun": lambda p: -squares(p)}, ValueError, "must be positive at params"),
         ({"fun": lambda p: jnp.nan * squares(p)}, ValueError, "must be finite"),
         ({"fun": lambda p: 1 + 0 * squares(p)}, ValueError, "rose by 0 times rise"),
-        ({"fun": lambda p: 1e3 - squares(p)}, ValueError, "fell by .* times rise. A loss at chance"),
+        (
+            {"fun": lambda p: 1e3 - squares(p)},
+            ValueError,
+            "fell by .* times rise. A loss at chance",
+        ),
         (
             {"fun": lambda p: 1 + 0 * squares(p), "params": {"a": jnp.zeros(3)}},
             ValueError,
