@@ -113,7 +113,9 @@ def test_a_population_says_what_each_member_says_alone():
 
     # Matrices of a layer, with an axis of directions or members before them.
     jaxpr = jax.make_jaxpr(population)(state, 0.0)
-    shapes = [v.aval.shape for e in equations(jaxpr.jaxpr) for v in e.outvars]
+    shapes = [
+        v.aval.shape for e in equations(jaxpr.jaxpr) for v in (*e.invars, *e.outvars)
+    ]
     matrices = [s for s in shapes if s[-2:] in ((16, 64), (64, 16))]
     assert matrices and all({3, 6}.isdisjoint(s[:-2]) for s in matrices)
     compiled = jit(population)
