@@ -39,21 +39,22 @@ def test_what_the_page_says_of_the_int8_model():
     content = _record("onnx_int8")
     loss = {tool: np.array(run["loss"]) for tool, run in content["runs"].items()}
     assert len(set(loss["default method"])) == 1
-    assert loss["default method"].max() <= min(x.mean() for x in loss.values())
+    assert loss["default method"].mean() == max(x.mean() for x in loss.values())
     accuracy = _measured(content, "test")
     default = accuracy.pop("default method").mean()
     means = [x.mean() for x in accuracy.values()]
     assert max(means) - min(means) < min(x.std(ddof=1) for x in accuracy.values())
-    assert 0.005 < min(means) - default < 0.015
+    assert default > max(means)
     assert min(x.min() for x in accuracy.values()) > content["start"]["test"] + 0.05
 
 
 def test_what_the_page_says_of_the_pipeline():
     content = _record("pipeline")
     score = _measured(content, "test")
-    assert score["R-AdaZO"].max() < min(score["pycma"].min(), score["Nevergrad"].min())
-    means = {tool: found.mean() for tool, found in score.items()}
-    assert set(sorted(means, key=means.__getitem__)[2:]) == {"pycma", "Nevergrad"}
+    best = ("default method", "pycma", "Nevergrad")
+    assert score["R-AdaZO"].max() < min(score[tool].min() for tool in best)
+    means = [score[tool].mean() for tool in best]
+    assert max(means) - min(means) < score["pycma"].std(ddof=1)
     curves = {tool: run["curves"] for tool, run in content["runs"].items()}
     assert sum(curve in curves["pycma"] for curve in curves["Nevergrad"]) == 2
 
