@@ -13,7 +13,7 @@ ROWS = read(RECORDS / "board" / "networks.json")["rows"]
 
 
 def test_the_record_is_as_the_page_says():
-    """None diverges, all lose far less than at the default μ, and the rate is within a factor of two."""
+    """None diverges, all lose less than at the default μ, and the rate is near."""
     assert {row["network"] for row in ROWS} == set(networks.NETWORKS)
     for row in ROWS:
         ends = np.array(row["ends"][networks.MEASURED])
