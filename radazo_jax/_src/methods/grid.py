@@ -431,10 +431,11 @@ def minimized(
 
 def _explored(known: Known, inner: Steps, descent: Any) -> Steps:
     """Takes the steps of a strategy; models follow a lower value."""
-    before, values, lowest, since = known.best, None, known.best.value, 0
+    before, lowest, since = known.best, known.best.value, 0
+    values: Any = None
     while True:
         try:
-            asked: Any = inner.send(values)  # type: ignore[arg-type]
+            asked: Any = inner.send(values)
         except StopIteration as stop:
             reason = stop.value.reason
             break
