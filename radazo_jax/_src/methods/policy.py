@@ -1,6 +1,7 @@
 """The method that tunes nothing: what the first values say, and what follows."""
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -30,7 +31,6 @@ from radazo_jax._src.methods.points import (
     Differences,
     Space,
     forward,
-    power_of,
     scaled,
 )
 
@@ -116,12 +116,9 @@ class Untuned:
     scale: Any = 1.0
 
     def __call__(self, start: Start) -> Steps:
-        x = start.params
-        value, again = yield np.stack([x, x])
-        power = power_of(value if np.isfinite(value) else again)
+        values = yield np.stack([start.params, start.params])
         steps = _on_grid if np.any(start.step) else _run
-        inner = steps(self, start, math.ldexp(value, -power), math.ldexp(again, -power))
-        return (yield from scaled(inner, power))
+        return (yield from scaled(functools.partial(steps, self, start), values))
 
     def left(self, start: Start) -> float:
         """Returns the number of restarts of a run."""
