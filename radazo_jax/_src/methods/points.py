@@ -19,6 +19,11 @@ _ROUNDINGS = 64
 _SHARES = (-1.0, 0.5, -0.5)
 
 
+def finite(values: np.ndarray) -> np.ndarray:
+    """Returns values that can be compared: infinite if they failed."""
+    return np.where(np.isfinite(values), values, np.inf)
+
+
 class Space(NamedTuple):
     """The space of a method's points, and their distances.
 
@@ -192,7 +197,7 @@ def both_sides(
     points = np.concatenate(both)
     values = (yield points) - value
     first[which], second[twice] = values[: len(which)], values[len(which) :]
-    values = np.where(np.isfinite(values), values, np.inf)
+    values = finite(values)
     i = int(np.argmin(values))
     return Sides(steps, first, others, second, points[i], float(values[i]))
 
@@ -228,8 +233,8 @@ def scaled(inner: Callable[..., Steps], values: np.ndarray) -> Steps:
       inner: Returns the steps, given the first values.
       values: The first values, NaN if one failed.
     """
-    finite = values[np.isfinite(values)]
-    power = math.frexp(finite[0])[1] if len(finite) else 0
+    known = values[np.isfinite(values)]
+    power = math.frexp(known[0])[1] if len(known) else 0
 
     def answer(asked: Ask) -> Part[np.ndarray]:
         values = yield asked
