@@ -202,11 +202,7 @@ class MethodSteps(OneByOne):
     """
 
     def __init__(
-        self,
-        told: Told,
-        budget: Budget,
-        file: Journal | None,
-        evaluate: Evaluate,
+        self, told: Told, budget: Budget, file: Journal | None, evaluate: Evaluate
     ):
         """Takes no step yet.
 

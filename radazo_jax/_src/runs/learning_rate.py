@@ -14,9 +14,7 @@ from radazo_jax._src import checks, programs, trees
 from radazo_jax._src.contracts import Evaluator, Objective, check_evaluator
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import (
-    check_distribution,
-)
+from radazo_jax._src.estimators.differences import check_distribution
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import smoothing as smoothings

@@ -17,12 +17,7 @@ from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.rising import Rising
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.steps.states import (
-    Failures,
-    Policy,
-    RunError,
-    failure_counts,
-)
+from radazo_jax._src.steps.states import Failures, Policy, RunError, failure_counts
 
 # So many equal steps at the start of a run are warned about.
 _STILL = 10

@@ -24,13 +24,7 @@ from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.methods.policy import untuned
 from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import loop, rates
-from radazo_jax._src.runs.asked import (
-    ByCalls,
-    ByProgram,
-    Evaluate,
-    MethodSteps,
-    Shared,
-)
+from radazo_jax._src.runs.asked import ByCalls, ByProgram, Evaluate, MethodSteps, Shared
 from radazo_jax._src.runs.asker import MethodState, begun
 from radazo_jax._src.runs.journal import Journal, Path, line_of_method, line_of_run
 from radazo_jax._src.runs.learning_rate import LearningRate

@@ -395,10 +395,7 @@ def is_method(optimizer: Any, estimator: Any) -> bool:
 
 
 def begin(
-    run: Run,
-    params: optax.Params,
-    key: jax.typing.ArrayLike,
-    state: Any = None,
+    run: Run, params: optax.Params, key: jax.typing.ArrayLike, state: Any = None
 ) -> SolverState:
     """The state to begin with, of which the caller keeps a copy: steps are in place.
 

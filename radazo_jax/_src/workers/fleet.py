@@ -9,14 +9,7 @@ import numpy as np
 from radazo_jax._src.runs.journal import Record
 from radazo_jax._src.workers.messages import Reply, Request
 from radazo_jax._src.workers.replica import Description, Recipe
-from radazo_jax._src.workers.roster import (
-    NONE,
-    Inbox,
-    Messenger,
-    Roster,
-    Worker,
-    now,
-)
+from radazo_jax._src.workers.roster import NONE, Inbox, Messenger, Roster, Worker, now
 from radazo_jax._src.workers.shares import Members, Repeats, shared_out
 
 _POLL = 0.1  # Seconds between looks at clocks and at Ctrl-C.

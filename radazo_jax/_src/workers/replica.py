@@ -75,11 +75,7 @@ class Replica:
                 f"make_fun must return a function of the parameters; got {fun!r}."
             )
         run = Run(
-            fun,
-            recipe.sample,
-            recipe.optimizer,
-            recipe.estimator,
-            bounds=recipe.bounds,
+            fun, recipe.sample, recipe.optimizer, recipe.estimator, bounds=recipe.bounds
         )
         states.check_run(run.optimizer, run.estimator)
         self._fun = fun
