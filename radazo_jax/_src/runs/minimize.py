@@ -24,7 +24,7 @@ from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.methods.policy import untuned
 from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import loop, rates
-from radazo_jax._src.runs.asked import ByCalls, ByProgram, Evaluate, MethodSteps, Shared
+from radazo_jax._src.runs.asked import ByProgram, Evaluate, MethodSteps, Shared
 from radazo_jax._src.runs.asker import MethodState, begun
 from radazo_jax._src.runs.journal import Journal, Path, line_of_method, line_of_run
 from radazo_jax._src.runs.learning_rate import LearningRate
@@ -337,8 +337,7 @@ def _steps_of_method(
         file.begin(line_of_method(asker, bounds))
     evaluate: Evaluate
     if fun is None:
-        external: Any = evaluator
-        evaluate = ByCalls(external, opened.calls(external, loss, False))
+        evaluate = opened.calls(evaluator, loss, False)
     else:
         evaluate = ByProgram(fun, initial, evaluator, opened.interrupted())
     if jax.process_count() > 1:
