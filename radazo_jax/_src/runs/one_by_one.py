@@ -117,13 +117,6 @@ class OneByOne(Steps, abc.ABC):
     def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
         """The values of a step and failures; `None` if it was interrupted."""
 
-    def _taken(self, record: Record) -> dict[str, Any]:
-        """Takes a step."""
-        found = self._outcome
-        if found is None:
-            return self._told.take(record)
-        return self._told.take(record, found.values, found.infos)
-
     @abc.abstractmethod
     def _value_of(self, record: Record, row: dict[str, Any], whole: bool) -> float:
         """The value that a step, or a part of one, is compared by."""
@@ -150,7 +143,8 @@ class OneByOne(Steps, abc.ABC):
                 self.state,
             ) from error
         self.num_failed += len(texts)
-        row = self._taken(record)
+        known = (None, None) if self._outcome is None else self._outcome[:2]
+        row = self._told.take(record, *known)
         self._count(record, row, self.number > number)
         return True
 

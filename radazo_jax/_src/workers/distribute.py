@@ -1,7 +1,7 @@
 """Runs on workers that hold the model."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -219,23 +219,22 @@ class Driver(Steps):
             if self._signs:
                 _check_pairs(line)
                 line = line | {"values": "signs"}
-            self.budget.start_points(line["points"], 0, np.dtype(line["dtype"]))
+            self.budget.start(line["points"], 0, np.dtype(line["dtype"]))
             if self._file is not None:
                 self._file.begin(line)
-                self._resume(self._file.records)
-            self._limits = self._policy.limits(self.failures)
-            show = stack.enter_context(loop.progress_bar(progress, self.budget))
-            result = loop.run(self, self._policy, callback, show)
+            result = loop.run(self, self._policy, callback, progress)
         return result._replace(workers=dict(fleet.roster.reports))
 
-    def _resume(self, records: Sequence[Record]) -> None:
+    def resume(self) -> None:
         """Begins after the steps of a journal, as far as the budgets allow."""
+        records = [] if self._file is None else self._file.records
         allowed = self.budget.allowed([len(x.values) for x in records])
-        self._fleet.resume(list(records[:allowed]))
+        self._fleet.resume(records[:allowed])
         for record in records[:allowed]:
             # Of signs, none is a value of the loss.
             values = record.values
             self._count(record, np.full_like(values, np.inf) if self._signs else values)
+        self._limits = self._policy.limits(self.failures)
 
     def take(self) -> bool:
         fleet, start = self._fleet, time.perf_counter()
