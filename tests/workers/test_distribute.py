@@ -142,7 +142,7 @@ def corrupt(here, address, step, before_steps=False):
 
         def flip(*args):
             replica.evaluate = evaluate
-            maker = replica._told.maker
+            maker = replica._stepper
             b = maker.state.params["b"].at[1].add(np.float32(2**-20))
             maker.state = maker.state._replace(params=maker.state.params | {"b": b})
             return None if before_steps else evaluate(*args)
@@ -180,7 +180,7 @@ def test_worker_that_always_drifts_is_left_out():
 
     def before(address, request):
         if address == "b" and request.first >= 2:
-            maker = here.replicas[address]._started().maker
+            maker = here.replicas[address]._stepper
             scaled = jax.tree.map(lambda x: x * 1.0001, maker.state.params)
             maker.state = maker.state._replace(params=scaled)
 

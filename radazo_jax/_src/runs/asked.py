@@ -1,6 +1,6 @@
 """Steps of a method on the host, whose points are evaluated by any evaluator."""
 
-import functools
+import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -102,9 +102,10 @@ class ByProgram:
         for first in range(0, n, self._rows):
             if self._interrupted():
                 return None
-            part = functools.partial(_rows, first=first, count=self._rows)
             count = min(self._rows, n - first)
-            padded = jax.tree.map(part, points)
+            # Copies of the last point fill the rows.
+            which = np.minimum(np.arange(first, first + self._rows), n - 1)
+            padded = jax.tree.map(operator.itemgetter(which), points)
             values = np.asarray(self._program(padded, np.int32(count)))[:count]
             found.append(values.astype(np.float64))
         values = np.concatenate(found)
@@ -133,13 +134,6 @@ class Shared:
         failed = np.flatnonzero(~np.isfinite(values)).tolist()
         texts = {i: mine.failures.get(i, "failed in process 0") for i in failed}
         return Outcome(values, mine.infos or [None] * len(values), texts)
-
-
-def _rows(x: np.ndarray, first: int, count: int) -> np.ndarray:
-    """Some rows, followed by copies of the last one if there are not as many."""
-    rows = x[first : first + count]
-    missing = rows[-1:].repeat(count - len(rows), 0)
-    return np.concatenate([rows, missing]) if len(missing) else rows
 
 
 def _values_of(run: Any, points: Any, count: jax.Array) -> jax.Array:
