@@ -26,9 +26,9 @@ from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import loop, rates
 from radazo_jax._src.runs.asked import ByProgram, Evaluate, MethodSteps, Shared
 from radazo_jax._src.runs.asker import MethodState, begun
+from radazo_jax._src.runs.diagnose import warn_of_rounding
 from radazo_jax._src.runs.journal import Journal, Path, line_of_method, line_of_run
 from radazo_jax._src.runs.learning_rate import LearningRate
-from radazo_jax._src.runs.lost import warn_of_rounding
 from radazo_jax._src.runs.one_by_one import Called, Traced
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.rising import Rising
