@@ -218,9 +218,6 @@ class MethodSteps(OneByOne):
         """The reason for which the method has ended, or an empty string."""
         return self._told.ended
 
-    def ended(self) -> str:
-        return "converged" if self._told.ended else ""
-
     # Evaluation.
 
     def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:

@@ -78,7 +78,7 @@ class Steps(abc.ABC):
 
     def ended(self) -> str:
         """Returns "converged" if the run ends by itself, else an empty string."""
-        return ""
+        return "converged" if self.reason else ""
 
     def resume(self) -> None:
         """Takes the steps of a journal, if there is one."""

@@ -63,7 +63,8 @@ class OneByOne(Steps, abc.ABC):
             [record for record in self._file.records if record.again is None]
         )
         again = journal.to_evaluate_again(found)
-        stops = {len(found), *self._stops(found), *([] if again is None else again[:1])}
+        asks = self._stops(found)
+        stops = {len(found), *asks, *([] if again is None else again[:1])}
         first, value = 0, lambda: None
         for stop in sorted(stops):
             part = found[first:stop]
@@ -76,7 +77,8 @@ class OneByOne(Steps, abc.ABC):
             if stop < len(found) and not self._told.ended:
                 if again is not None and stop == again[0]:
                     value = self._later_value(again[1])
-                self._look()
+                if stop in asks:
+                    self._told.ask()
         if again is None:
             return
         try:
@@ -101,9 +103,6 @@ class OneByOne(Steps, abc.ABC):
         """The numbers of the steps of a journal whose points are needed."""
         del found
         return ()
-
-    def _look(self) -> None:
-        """Asks for the points of a step of a journal."""
 
     @abc.abstractmethod
     def _later_value(self, point: int) -> Callable[[], Any]:
@@ -273,9 +272,6 @@ class Called(OneByOne):
         # The best of its points is one of the result.
         values = [record.lowest for record in found]
         return [int(np.argmin(values))] if values else ()
-
-    def _look(self) -> None:
-        self._told.ask()
 
     def _later_value(self, point: int) -> Callable[[], Any]:
         candidates = self._told.ask()

@@ -125,7 +125,7 @@ class Replica:
 
     def leaves(self) -> list[np.ndarray]:
         """Returns the arrays of the state."""
-        return [np.asarray(_without_key(x)) for x in jax.tree.leaves(self._state)]
+        return [np.asarray(trees.words(x)) for x in jax.tree.leaves(self._state)]
 
     def copy(self, leaves: list[np.ndarray]) -> Reply:
         """Continues from the state of another worker."""
@@ -244,15 +244,8 @@ def values_of(
     return xla.rounded(found).astype(dtype)
 
 
-def _without_key(x: jax.Array) -> jax.Array:
-    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(x) if is_key else x
-
-
 def _like(x: np.ndarray, mine: jax.Array) -> jax.Array:
     """An array of another worker, on the devices of the array that it replaces."""
-    if jnp.issubdtype(mine.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(jnp.array(x), impl=jax.random.key_impl(mine))
-    array = jnp.array(x, mine.dtype)
+    array = trees.of_words(jnp.array(x), mine)
     # Programs are compiled again if their arguments are bound to a device and were not.
     return jax.device_put(array, mine.sharding) if mine.committed else array
