@@ -13,14 +13,12 @@ bfloat16. The compilers need neither TPU nor GPU, but the extra ``tpu-aot`` or
 
 import functools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import click
 import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
-from tabulate import tabulate
 
 import radazo_jax as zo
 from benchmarks import gpus, models
@@ -31,8 +29,7 @@ from benchmarks.programs import (
     placed,
     tpu_topology,
 )
-from common import options
-from common.record import collect
+from common.campaign import Campaign, Case, campaign
 
 SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6
@@ -96,7 +93,7 @@ def measured(target: str, size: str, method: str) -> dict[str, Any]:
     }
 
 
-def cases(platform: str) -> Iterator[tuple[dict[str, Any], Any]]:
+def cases(platform: str) -> Iterator[Case]:
     for target, size in TARGETS[platform]:
         for method in (FORWARD, *METHODS):
             if size == "13B" and method == "R-AdaZO, stored":
@@ -133,15 +130,12 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-@options.command(__doc__)
+@campaign(__doc__)
 @click.option("--platform", type=click.Choice(list(TARGETS)), required=True)
-@options.output
-@options.resume
-def main(platform: str, output: Path | None, resume: bool) -> None:
+def main(platform: str) -> Campaign:
     kinds = dict.fromkeys(device(target).device_kind for target, _ in TARGETS[platform])
-    about = f"compiled for {', '.join(kinds)}"
-    rows = collect(output, resume, cases(platform), derived, device=about)
-    print(tabulate(rows, headers="keys"))
+    about = {"device": f"compiled for {', '.join(kinds)}"}
+    return Campaign(cases(platform), derived, about)
 
 
 if __name__ == "__main__":

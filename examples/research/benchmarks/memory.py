@@ -9,18 +9,15 @@ environment of its own. Models:
 
 * ``decoder``: 1.3B parameters in bfloat16, scanned layers, a tied embedding;
 * ``grouped_query_decoder``: 0.8B, of another shape, with all logits at once;
-* ``multi_query_decoder``: 0.4B, scanned or ``unrolled_...``;
 * ``unrolled`` and ``scanned``: twelve dense layers.
 
     python -m benchmarks.memory --output records/benchmarks/memory.json
 
 ``--output`` is written after every program, and ``--resume`` continues a stopped run.
-``--plot`` draws the rows.
 """
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -30,7 +27,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from matplotlib.ticker import NullFormatter
-from tabulate import tabulate
 
 import radazo_jax as zo
 from benchmarks import gpus, models
@@ -44,8 +40,8 @@ from benchmarks.programs import (
 )
 from common import figures
 from common import options as command_line
+from common.campaign import Campaign, Case, campaign
 from common.distributions import DISTRIBUTIONS
-from common.record import collect
 
 SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6
@@ -54,10 +50,6 @@ MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
     "tpu": {
         "decoder": models.decoder,
         "grouped_query_decoder": models.grouped_query_decoder,
-        "multi_query_decoder": models.multi_query_decoder,
-        "unrolled_multi_query_decoder": functools.partial(
-            models.multi_query_decoder, scanned=False
-        ),
         "unrolled": models.dense_layers,
     },
     "gpu": {
@@ -136,7 +128,7 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
 
 def cases(
     platform: str, names: list[str], counts: list[int], runs: list[str]
-) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
+) -> Iterator[Case]:
     for name in names:
         rows = [("forward", "", "")]
         for distribution in DISTRIBUTIONS:
@@ -220,7 +212,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-@command_line.command(__doc__)
+@campaign(__doc__)
 @click.option("--platform", type=click.Choice(list(MODELS)), default="cpu")
 @command_line.some("--targets", of=gpus.TARGETS, text="GPUs, of the platform gpu")
 @click.option(
@@ -237,19 +229,13 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     help="Numbers of directions; can be repeated.",
 )
 @command_line.some("--runs", of=["naive", "perturb", *OPTIMIZERS], text="Programs")
-@command_line.output
-@command_line.resume
-@command_line.plot
 def main(
     platform: str,
     targets: Sequence[str],
     models: Sequence[str],
     directions: Sequence[int],
     runs: Sequence[str],
-    output: Path | None,
-    resume: bool,
-    picture: Path | None,
-) -> None:
+) -> Campaign:
     names = models or list(MODELS[platform])
     compiled_for = targets if platform == "gpu" else [platform]
     kinds = dict.fromkeys(device(target).device_kind for target in compiled_for)
@@ -258,11 +244,8 @@ def main(
         for target in compiled_for
         for case in cases(target, names, directions, runs)
     ]
-    about = f"compiled for {', '.join(kinds)}"
-    rows = collect(output, resume, programs, derived, device=about)
-    print(tabulate([r for r in rows if "run" in r], headers="keys", floatfmt=".4f"))
-    if picture:
-        figures.save(plot({"rows": rows}), picture)
+    about = {"device": f"compiled for {', '.join(kinds)}"}
+    return Campaign(programs, derived, about)
 
 
 if __name__ == "__main__":

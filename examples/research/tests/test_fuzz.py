@@ -13,6 +13,7 @@ from campaigns.fuzz.evaluate import evaluate
 from campaigns.fuzz.generate import with_maker
 from campaigns.fuzz.left_out import LEFT_OUT
 from campaigns.fuzz.properties import traced
+from campaigns.fuzz.report import derived
 
 # No primitives, but what is done with them.
 OTHERS = {"vmap", "ref", "random_normal"}
@@ -73,16 +74,13 @@ def test_numpy_computes_what_jax_does(name):
             np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * largest)
 
 
-def test_a_fault_is_found_and_made_short(monkeypatch):
+def test_a_fault_is_found_and_printed(monkeypatch):
     """A perturbation in the opposite direction."""
     right = zo.perturb
     wrong = lambda fun: lambda params, u, scale: right(fun)(params, u, -scale)  # noqa: E731
     monkeypatch.setattr(zo, "perturb", wrong)
-    check = run.Check("bits", "flips", 0.25)
-    programs = (with_maker(MAKERS["rev"], seed) for seed in range(20))
-    failed = [p for p in programs if p and run.failure(p, check)[0]]
-    assert failed
-    shorter = run.shortest(failed[0], check)
-    assert "Mismatch" in run.failure(shorter, check)[0]
-    assert len(shorter.statements) <= 1
-    assert "def test_seed_0_bits" in run.printed(0, shorter, check)
+    report = run.run(range(3), quick=True)
+    assert any("Mismatch" in text for text in report["failures"])
+    assert "def test_seed_0_bits" in report["failures"][0]
+    *_, totals = derived([report])[:2]
+    assert totals["programs"] == 3 and totals["mismatches"] == len(report["failures"])

@@ -16,15 +16,33 @@ import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
+from common.distributions import DISTRIBUTIONS
 
-from . import distributions
-from .distributions import Flips, Hashed
 from .evaluate import Rounding, evaluate
 
 # For sums that are exact: leaves are multiples of 1/8, and directions are signs.
 EXACT_SCALE = 0.25
 # Leaves of fewer elements are perturbed before a program, not inside of it.
 LARGE = 2**16 + 1
+
+
+class Hashed(zo.Distribution):
+    """Numbers that depend on key and position and cost nothing to compile."""
+
+    def factor(self, dimension: int) -> float:
+        return 1.0
+
+    def draw(self, key: jax.Array, number: jax.Array, at: Any) -> jax.Array:
+        word = (at.lo + jax.random.key_data(key)[1]) * np.uint32(2654435761)
+        return (word >> np.uint32(8)).astype(jnp.float32) * np.float32(2**-23) - 1
+
+
+class Flips(Hashed):
+    """Signs that cost nothing to compile: p + s · u is exact in every dtype."""
+
+    def draw(self, key: jax.Array, number: jax.Array, at: Any) -> jax.Array:
+        drawn = super().draw(key, number, at)
+        return jnp.where(drawn > 0, jnp.float32(1), jnp.float32(-1))
 
 
 def stored(distribution: zo.Distribution) -> zo.Distribution:
@@ -41,7 +59,13 @@ def stored(distribution: zo.Distribution) -> zo.Distribution:
     return Stored(**{name: getattr(distribution, name) for name in fields})
 
 
-DISTRIBUTIONS = distributions.DISTRIBUTIONS | {
+# What directions of other checks than the cheap ones are drawn from.
+DIRECTIONS: dict[str, zo.Distribution] = DISTRIBUTIONS | {
+    "coordinate in turn": zo.coordinate(replace=False),
+    "orthonormal": zo.orthonormal(),
+    "low_rank(2)": zo.low_rank(2),
+}
+EVERY = DIRECTIONS | {
     "hashed": Hashed(),
     "flips": Flips(),
     "flips stored": stored(Flips()),
@@ -144,7 +168,7 @@ def bits(fun: Any, params: Any, distribution: str, scale: float) -> None:
     """The result is bitwise equal to the definition."""
     key = jax.random.key(1)
     expected, _ = _definition(fun, params, key, distribution, scale)
-    got = step_by_step(perturbed(fun, DISTRIBUTIONS[distribution], scale), params, key)
+    got = step_by_step(perturbed(fun, EVERY[distribution], scale), params, key)
     _assert_bits(got, expected)
 
 
@@ -152,7 +176,7 @@ def rounded(fun: Any, params: Any, distribution: str, scale: float) -> str:
     """The definition, to rounding."""
     key = jax.random.key(1)
     expected, spread = _definition(fun, params, key, distribution, scale)
-    got = step_by_step(perturbed(fun, DISTRIBUTIONS[distribution], scale), params, key)
+    got = step_by_step(perturbed(fun, EVERY[distribution], scale), params, key)
     return _assert_rounded(got, expected, spread, distribution)
 
 
@@ -160,16 +184,16 @@ def compiled(fun: Any, params: Any, distribution: str, scale: float) -> str:
     """In one program, as XLA fuses it."""
     key = jax.random.key(1)
     expected, spread = _definition(fun, params, key, distribution, scale)
-    got = jax.jit(perturbed(fun, DISTRIBUTIONS[distribution], scale))(params, key)
+    got = jax.jit(perturbed(fun, EVERY[distribution], scale))(params, key)
     return _assert_rounded(list(got), expected, spread, distribution)
 
 
 def batched(fun: Any, params: Any, distribution: str, scale: float) -> str:
     """Two directions at once."""
     keys = jax.random.split(jax.random.key(1), 2)
-    both = jax.vmap(perturbed(fun, DISTRIBUTIONS[distribution], scale), (None, 0))
+    both = jax.vmap(perturbed(fun, EVERY[distribution], scale), (None, 0))
     displace = functools.partial(
-        displaced, distribution=DISTRIBUTIONS[distribution], scale=scale
+        displaced, distribution=EVERY[distribution], scale=scale
     )
     plain = jax.vmap(lambda params, key: fun(displace(params, key)), (None, 0))
     error = _error(lambda: jax.make_jaxpr(plain)(params, keys))
@@ -200,7 +224,7 @@ def differentiated(fun: Any, params: Any, distribution: str, scale: float) -> st
         return sum(sums, jnp.zeros((), "float32"))
 
     key = jax.random.key(1)
-    one = jax.grad(perturbed(loss, DISTRIBUTIONS[distribution], scale))
+    one = jax.grad(perturbed(loss, EVERY[distribution], scale))
     error = _error(lambda: jax.make_jaxpr(jax.grad(loss))(params))
     if error is not None:
         # Of several objections, which one comes first is a matter of order.
@@ -234,7 +258,7 @@ def refused(fun: Any, params: Any, distribution: str, scale: float) -> str:
     error = _error(lambda: jax.make_jaxpr(fun)(params))
     if error is None:
         return "same"
-    one = perturbed(fun, DISTRIBUTIONS[distribution], scale)
+    one = perturbed(fun, EVERY[distribution], scale)
     return _assert_raises(lambda: jax.make_jaxpr(one)(params, jax.random.key(1)), error)
 
 
@@ -250,9 +274,7 @@ PROPERTIES = {
 @functools.cache
 def _displace(distribution: str, scale: float) -> Callable[..., Any]:
     """Always the same function, which is not traced again for the same types."""
-    return functools.partial(
-        displaced, distribution=DISTRIBUTIONS[distribution], scale=scale
-    )
+    return functools.partial(displaced, distribution=EVERY[distribution], scale=scale)
 
 
 def _definition(
