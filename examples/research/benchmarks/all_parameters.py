@@ -17,17 +17,17 @@ from typing import Any
 
 import click
 import jax
-import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 import radazo_jax as zo
-from benchmarks import gpus, models
+from benchmarks import models
 from benchmarks.hlo import facts
 from benchmarks.programs import (
+    alone,
+    compiled_for,
     compiled_on,
     held,
     placed,
-    tpu_topology,
 )
 from common.campaign import Campaign, Case, campaign
 
@@ -48,23 +48,15 @@ TARGETS = {
     "gpu": [("h100", "1.3B"), ("h100", "13B")],
     "tpu": [("v5e", "1.3B"), ("v5p", "1.3B"), ("v5p", "13B")],
 }
-TOPOLOGIES = {"v5e": "v5e:1x1", "v5p": "v5p:1x1x1"}
 # The most that a step with replayed moments may take, as multiples of the forward
 # pass's memory and of the operations of ZO-SGD.
 MAX_MEMORY, MAX_FLOPS = 1.06, 1.15
 
 
-def device(target: str) -> Any:
-    """A device to compile for, which need not exist."""
-    if target in TOPOLOGIES:
-        return tpu_topology(TOPOLOGIES[target], (1, 1, 1))[0]
-    return gpus.devices(target)[0]
-
-
 def compiled(target: str, size: str, method: str) -> Any:
     """The program of a forward pass or a step."""
     model = MODELS[size]()
-    mesh = Mesh(np.array([device(target)]), ("one",))
+    mesh, settings = alone(target)
     fun: Any = model.loss
     args: Any = model.params, model.batch
     donated: tuple[int, ...] = ()
@@ -77,8 +69,7 @@ def compiled(target: str, size: str, method: str) -> Any:
         args = jax.eval_shape(solver.init, model.params, key), model.batch
         fun, donated = solver.step, (0,)
     args = placed(args, mesh, lambda x: PartitionSpec())
-    options = None if target in TOPOLOGIES else gpus.options(target)
-    return compiled_on(mesh, fun, args, donated, options)
+    return compiled_on(mesh, fun, args, donated, settings)
 
 
 def measured(target: str, size: str, method: str) -> dict[str, Any]:
@@ -133,8 +124,7 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @campaign(__doc__)
 @click.option("--platform", type=click.Choice(list(TARGETS)), required=True)
 def main(platform: str) -> Campaign:
-    kinds = dict.fromkeys(device(target).device_kind for target, _ in TARGETS[platform])
-    about = {"device": f"compiled for {', '.join(kinds)}"}
+    about = {"device": compiled_for(target for target, _ in TARGETS[platform])}
     return Campaign(cases(platform), derived, about)
 
 

@@ -24,22 +24,21 @@ import click
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
-import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 from matplotlib.ticker import NullFormatter
 
 import radazo_jax as zo
 from benchmarks import gpus, models
 from benchmarks.programs import (
+    alone,
+    compiled_for,
     compiled_on,
     held,
     num_bytes,
     placed,
     step_of,
-    tpu_topology,
 )
-from common import figures
-from common import options as command_line
+from common import figures, options
 from common.campaign import Campaign, Case, campaign
 from common.distributions import DISTRIBUTIONS
 
@@ -61,20 +60,6 @@ MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
         "unrolled": lambda: models.dense_layers(12, 1024, 64, jnp.float32),
     },
 }
-
-
-def device(target: str) -> Any:
-    """A device to compile for, which need not exist: a GPU of `gpus`, TPU or CPU."""
-    if target == "cpu":
-        return jax.devices("cpu")[0]
-    if target == "tpu":
-        return tpu_topology("v5e:1x1", (1, 1, 1))[0]
-    return gpus.devices(target)[0]
-
-
-def options(target: str) -> dict[str, Any] | None:
-    """The options of the compiler for a device."""
-    return gpus.options(target) if target in gpus.TARGETS else None
 
 
 def program(
@@ -109,9 +94,9 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
     platform, name, *which = case.values()
     model = MODELS.get(platform, MODELS["gpu"])[name]()
     fun, args, donated = program(model, *which)
-    mesh = Mesh(np.array([device(platform)]), ("one",))
+    mesh, settings = alone(platform)
     args = placed(args, mesh, lambda x: PartitionSpec())
-    compiled = compiled_on(mesh, fun, args, donated, options(platform))
+    compiled = compiled_on(mesh, fun, args, donated, settings)
     memory = compiled.memory_analysis()
     # What the optimizer keeps: m and v in float32, for R-AdaZO; else next to none.
     keeps = case["run"] in OPTIMIZERS and platform != "cpu"
@@ -214,7 +199,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 
 @campaign(__doc__)
 @click.option("--platform", type=click.Choice(list(MODELS)), default="cpu")
-@command_line.some("--targets", of=gpus.TARGETS, text="GPUs, of the platform gpu")
+@options.some("--targets", of=gpus.TARGETS, text="GPUs, of the platform gpu")
 @click.option(
     "--models",
     type=click.Choice(sorted({name for names in MODELS.values() for name in names})),
@@ -223,12 +208,12 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 )
 @click.option(
     "--directions",
-    type=command_line.COUNT,
+    type=options.COUNT,
     multiple=True,
     default=[1, 8],
     help="Numbers of directions; can be repeated.",
 )
-@command_line.some("--runs", of=["naive", "perturb", *OPTIMIZERS], text="Programs")
+@options.some("--runs", of=["naive", "perturb", *OPTIMIZERS], text="Programs")
 def main(
     platform: str,
     targets: Sequence[str],
@@ -237,15 +222,11 @@ def main(
     runs: Sequence[str],
 ) -> Campaign:
     names = models or list(MODELS[platform])
-    compiled_for = targets if platform == "gpu" else [platform]
-    kinds = dict.fromkeys(device(target).device_kind for target in compiled_for)
+    chosen = targets if platform == "gpu" else [platform]
     programs = [
-        case
-        for target in compiled_for
-        for case in cases(target, names, directions, runs)
+        case for target in chosen for case in cases(target, names, directions, runs)
     ]
-    about = {"device": f"compiled for {', '.join(kinds)}"}
-    return Campaign(programs, derived, about)
+    return Campaign(programs, derived, {"device": compiled_for(chosen)})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ Case = tuple[Row, Callable[[], Row | list[Row]]]
 
 
 class Campaign(NamedTuple):
-    """What a command measures.
+    """The cases that a command measures, and what it makes of them.
 
     Attributes:
       cases: Its cases, in their order.
@@ -48,7 +48,7 @@ def campaign(doc: str) -> Callable[[Callable[..., Campaign]], click.Command]:
         def main(output: Path | None, resume: bool, **own: Any) -> None:
             cases, derived, about, failed = made(**own)
             rows = collect(output, resume, cases, derived, **about)
-            for _, table in itertools.groupby(rows, tuple):
+            for _, table in itertools.groupby(filter(_is_short, rows), tuple):
                 print(tabulate(table, headers="keys", floatfmt=".4g"), end="\n\n")
             if found := failed(rows):
                 raise click.ClickException("\n\n".join(("Failed:", *found)))
@@ -56,3 +56,7 @@ def campaign(doc: str) -> Callable[[Callable[..., Campaign]], click.Command]:
         return options.command(doc)(options.output(options.resume(main)))
 
     return decorated
+
+
+def _is_short(row: Row) -> bool:
+    return not any(isinstance(value, list | dict) for value in row.values())

@@ -25,11 +25,11 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
-from common import decoder, options
+from common import options
 from common.campaign import Campaign, Case, campaign
 from common.distributions import DISTRIBUTIONS
 from common.record import array, numbers
-from paper import common, tuned
+from paper import common, decoder, tuned
 
 
 class Problem(NamedTuple):

@@ -9,17 +9,9 @@ import contextlib
 import functools
 import gc
 import io
-import os
 from typing import Any
 
 import click
-
-# Programs are compiled to be run once; before JAX is imported.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
-)
-
 import jax
 
 from common import options
@@ -28,7 +20,7 @@ from common.campaign import Campaign, campaign
 from .report import derived, failures
 from .run import run
 
-CHUNK = 2000  # Programs; what was compiled for more of them does not fit into memory.
+CHUNK = 100  # Programs.
 
 
 def configure() -> None:
