@@ -24,9 +24,10 @@ from radazo_jax._src.evaluators.external import External, Mistake
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.points import candidates
-from radazo_jax._src.runs import learning_rate, lost
+from radazo_jax._src.runs import learning_rate
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.smoothing import Evaluated, Smoothing, Table
+from radazo_jax._src.steps import lost
 
 _DIRECTIONS = 4
 _REPEATS = 4
