@@ -40,6 +40,7 @@ _FEW_ULPS = 16.0
 _NOISY = 0.3
 _CURVED = 1.0
 _AGREEING = 0.8  # An estimate then needs 1.6 times as many directions.
+_NEAR = 2.0  # Distances are measured by factors of 4.
 
 
 class Diagnosis(NamedTuple):
@@ -114,7 +115,7 @@ def diagnose(
     change of the function.
 
     A function that JAX traces is evaluated as by `find_smoothing`, and at the distance
-    of the estimator: 272 evaluations. With `sample`, a learning rate is measured as by
+    of the estimator: 300 evaluations. With `sample`, a learning rate is measured as by
     `find_learning_rate`.
 
     The default method needs no settings, and finds the class of a function by itself:
@@ -198,12 +199,12 @@ def _with_settings(
     try:
         far = table.smoothing()
         found = found._replace(smoothing=far)
-        agreed = far.agreements[int(np.searchsorted(table.distances, np.float32(own)))]
-        if not agreed >= _AGREEING * far.agreement:
+        agreed = table.correlation(own, far.smoothing)
+        is_near = 1 / _NEAR <= own / far.smoothing <= _NEAR
+        if not (is_near or agreed >= _AGREEING):
             reasons = [
-                f"differences at the smoothing {own:.2g} agree with those at other "
-                f"distances by {agreed:.2f}, and at {far.smoothing:.2g} by "
-                f"{far.agreement:.2f}: {_instead(found)}"
+                f"differences at the smoothing {own:.2g} and at {far.smoothing:.2g} "
+                f"have a correlation of {agreed:.2f}: {_instead(found)}"
             ]
     except ValueError as error:
         reasons = [f"no smoothing can be measured: {error}"]
