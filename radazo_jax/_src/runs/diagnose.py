@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, trees, xla
+from radazo_jax._src import checks, trees
 from radazo_jax._src.contracts import (
     Draw,
     GradientEstimator,
@@ -18,7 +18,6 @@ from radazo_jax._src.contracts import (
     check_estimator,
 )
 from radazo_jax._src.directions.dense import sphere
-from radazo_jax._src.directions.distribution import elements, num_random
 from radazo_jax._src.estimators.differences import forward_difference
 from radazo_jax._src.estimators.gradients import points_of
 from radazo_jax._src.evaluators.external import External, Mistake
@@ -28,9 +27,7 @@ from radazo_jax._src.points import candidates
 from radazo_jax._src.runs import learning_rate
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.smoothing import Evaluated, Smoothing, Table
-from radazo_jax._src.steps import step
-from radazo_jax._src.steps.states import Run, SolverState
-from radazo_jax._src.trees import wide
+from radazo_jax._src.steps import lost
 
 _DIRECTIONS = 4
 _REPEATS = 4
@@ -39,11 +36,11 @@ _MORE = 12  # Evaluations at θ that are added if the first ones differ.
 
 # Shares and ratios beyond which there is advice.
 _MUCH_LOST = 0.3
-_MOST_LOST = 0.7  # A run warns.
 _FEW_ULPS = 16.0
 _NOISY = 0.3
 _CURVED = 1.0
 _AGREEING = 0.8  # An estimate then needs 1.6 times as many directions.
+_NEAR = 2.0  # Distances are measured by factors of 4.
 
 
 class Diagnosis(NamedTuple):
@@ -118,7 +115,7 @@ def diagnose(
     change of the function.
 
     A function that JAX traces is evaluated as by `find_smoothing`, and at the distance
-    of the estimator: 272 evaluations. With `sample`, a learning rate is measured as by
+    of the estimator: 300 evaluations. With `sample`, a learning rate is measured as by
     `find_learning_rate`.
 
     The default method needs no settings, and finds the class of a function by itself:
@@ -190,7 +187,7 @@ def diagnose(
         values = _Values.of_table(table, own)
         found = values.diagnosis(dtype)
         found, reasons = _with_settings(found, probe, params, key, table, own)
-    found = found._replace(lost=lost_by_rounding(points, params))
+    found = found._replace(lost=lost.by_rounding(points, params))
     return found._replace(advice=tuple(_advice(found, values, params, reasons)))
 
 
@@ -202,12 +199,12 @@ def _with_settings(
     try:
         far = table.smoothing()
         found = found._replace(smoothing=far)
-        agreed = far.agreements[int(np.searchsorted(table.distances, np.float32(own)))]
-        if not agreed >= _AGREEING * far.agreement:
+        agreed = table.correlation(own, far.smoothing)
+        is_near = 1 / _NEAR <= own / far.smoothing <= _NEAR
+        if not (is_near or agreed >= _AGREEING):
             reasons = [
-                f"differences at the smoothing {own:.2g} agree with those at other "
-                f"distances by {agreed:.2f}, and at {far.smoothing:.2g} by "
-                f"{far.agreement:.2f}: {_instead(found)}"
+                f"differences at the smoothing {own:.2g} and at {far.smoothing:.2g} "
+                f"have a correlation of {agreed:.2f}: {_instead(found)}"
             ]
     except ValueError as error:
         reasons = [f"no smoothing can be measured: {error}"]
@@ -283,7 +280,7 @@ class _Values(NamedTuple):
 
 def _by_hand(fun: Any, params: Any, points: Points) -> _Values:
     """Values of a Python function, more of them if the values at θ differ."""
-    points = _away(points).select(slice(_DIRECTIONS))
+    points = lost.moved(points).select(slice(_DIRECTIONS))
     forth = points.scales[:, :1]
     scales = jnp.concatenate([forth, -forth], axis=1)
     points = Points(points.directions, scales, True, points.layout)
@@ -401,59 +398,3 @@ def _spacing(value: float, dtype: Any) -> float:
 def _ratio(a: float, b: float) -> float:
     """Divides, to infinity if only `b` is 0, and to 0 if both are."""
     return a / b if b else math.inf if a else 0.0
-
-
-def lost_by_rounding(points: Points, params: optax.Params) -> dict[str, float]:
-    """The share of each leaf's perturbation that its dtype rounds away."""
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    shares = jax.device_get(_shares(_away(points), params))
-    return {
-        jax.tree_util.keystr(path): float(share)
-        for path, share in zip(paths, shares, strict=True)
-    }
-
-
-def warn_of_rounding(run: Run, state: SolverState) -> None:
-    """Warns if narrow parameters round most of their perturbation away."""
-    if all(leaf.dtype.itemsize >= 4 for leaf in jax.tree.leaves(state.params)):
-        return
-    points, _ = step.points_at(run, state, step.loss_at(run, state))
-    lost = lost_by_rounding(points, state.params)
-    bad = {name: share for name, share in lost.items() if share > _MOST_LOST}
-    if bad:
-        share, name = _most(bad)
-        checks.warn(
-            f"{len(bad)} of the {len(lost)} arrays of params round most of their "
-            f"perturbation away: params{name} loses {share:.0%} of it, so that its "
-            "gradient is one of rounding errors. Make smoothing larger, keep these "
-            "arrays in float32, or take low_rank()." + checks.refer_to("diagnose")
-        )
-
-
-@jax.jit
-def _shares(points: Points, params: optax.Params) -> list[jax.Array]:
-    first = jax.tree.map(lambda x: x[0], points.directions)
-    scale = points.scales[0, 0]
-
-    def share(p: jax.Array, u: jax.Array, kept: bool) -> jax.Array:
-        if kept:
-            return jnp.zeros(())
-        before = wide(p)
-        wanted = scale.astype(before.dtype) * u.astype(before.dtype)
-        # A fused program would compute with the sum before it is rounded.
-        moved = wide(xla.rounded((before + wanted).astype(p.dtype))) - before
-        norm, lost = (jnp.sqrt(jnp.sum(x**2)) for x in (wanted, moved - wanted))
-        return (lost / jnp.where(norm > 0, norm, 1)).astype(jnp.float32)
-
-    # A matrix that is perturbed by factors is multiplied as it is.
-    leaves = points.layout.leaves
-    distribution = first.distribution
-    kept = [num_random(distribution, leaf) < leaf.size for leaf in leaves]
-    us = elements(first, points.layout)
-    return list(map(share, jax.tree.leaves(params), us, kept))
-
-
-def _away(points: Points) -> Points:
-    """The points away from θ along their direction; the rest has a scale of 0."""
-    away = np.flatnonzero(points.scales[:, 0])
-    return points.select(away) if away.size else points

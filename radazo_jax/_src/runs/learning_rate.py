@@ -176,7 +176,7 @@ def find_learning_rate(
     of them add up as random steps. It holds for any number of directions.
 
     Use it for losses on minibatches, or if nothing is known of the scale of the
-    parameters. It takes 17 to 104 evaluations in most cases, 208 more for μ, and the
+    parameters. It takes 17 to 104 evaluations in most cases, 220 more for μ, and the
     memory of an evaluation. `minimize` uses it on minibatches by itself. For a smooth
     function without noise, the default method of `minimize` needs no learning rate.
 

@@ -26,7 +26,6 @@ from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import loop, rates
 from radazo_jax._src.runs.asked import ByProgram, Evaluate, MethodSteps, Shared
 from radazo_jax._src.runs.asker import MethodState, begun
-from radazo_jax._src.runs.diagnose import warn_of_rounding
 from radazo_jax._src.runs.journal import Journal, Path, line_of_method, line_of_run
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.one_by_one import Called, Traced
@@ -36,8 +35,9 @@ from radazo_jax._src.runs.steps import Compiled
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.runs.told import Stepper, Told, begin, is_method
 from radazo_jax._src.runs.vectors import refuse_step, resolution_of
-from radazo_jax._src.steps import states, step
+from radazo_jax._src.steps import draws, states, step
 from radazo_jax._src.steps.box import Bounds, BoundsLike, as_bounds
+from radazo_jax._src.steps.lost import warn_of_rounding
 from radazo_jax._src.steps.states import Policy, Run, SolverState
 from radazo_jax._src.steps.step import without_aux
 
@@ -374,10 +374,13 @@ def _steps_of_optimizer(
     budget.start(step.num_points(run, begun), begun.step, trees.widest(begun.params))
     rate = None
     if not calls:
-        warn_of_rounding(run, begun)
         run = step.traced(run, begun)
     if optimizer is None:
         run, begun, rate = rates.of_run(run, begun, budget, call.state is None, file)
+    if run.estimator is chosen[1]:  # Another one has a smoothing that was measured.
+        at_first = None if calls else step.loss_at(run, begun)
+        draw = draws.draw_of(begun.key, begun.step)._replace(fun=at_first)
+        warn_of_rounding(run.estimator, draw, begun.params, begun.estimator_state)
     if file is not None:
         file.begin(line_of_run(begun, run, rate))
     if calls:
