@@ -162,14 +162,12 @@ class Evaluated(NamedTuple):
 
     Attributes:
       estimate: The estimate.
-      points: The points.
       values: The values at the points.
       aux: The auxiliary output at the first point.
       state: The state of the estimator after the estimate.
     """
 
     estimate: Estimate
-    points: Points
     values: Values
     aux: Any
     state: Any
@@ -190,7 +188,7 @@ def evaluated(
     points, state = points_of(estimator, evaluator, draw, params, state)
     values, aux = values_at(evaluator, fun, params, points, has_aux)
     estimate, state = reduced(estimator, points, values, params, state)
-    return Evaluated(estimate, points, values, aux, state)
+    return Evaluated(estimate, values, aux, state)
 
 
 def points_of(

@@ -86,8 +86,7 @@ def value_and_grad(
     ) -> tuple[Any, Any]:
         params, others = arguments.split(args, argnums)
         key = gradients.key_first(key, params, "params")
-        state = estimator.init(params)
-        if jax.tree.leaves(state):
+        if jax.tree.leaves(estimator.init(params)):
             raise ValueError(
                 "estimator must have no state, which value_and_grad would lose; got "
                 "one with state. Use solver(fun, optimizer, estimator) instead."
@@ -95,7 +94,7 @@ def value_and_grad(
         at = fun if argnums == 0 else partial(arguments.placed, fun, argnums)
         loss = Partial(gradients.of_params, at, others, kwargs)
         made = _Estimator(loss, estimator, evaluator, has_aux)
-        return _estimated(made, key, checks.as_params(params), state)
+        return _estimated(made, key, checks.as_params(params))
 
     return estimated
 
@@ -108,58 +107,43 @@ class _Estimator(NamedTuple):
     evaluator: Evaluator
     has_aux: bool
 
+    def estimate(
+        self, loss: Callable[[Any], Any], key: jax.Array, params: optax.Params
+    ) -> tuple[Any, Any]:
+        """Value and gradient of the loss, which may get its arrays by other ways."""
+        options: Any = {"evaluator": self.evaluator, "has_aux": self.has_aux}
+        given = self.estimator, loss, key, params, self.estimator.init(params)
+        return gradients.estimate(*given, **options)[0]
+
 
 def _estimated(
-    made: _Estimator, key: jax.Array, params: optax.Params, state: Any
+    made: _Estimator, key: jax.Array, params: optax.Params
 ) -> tuple[Any, Any]:
     """Value and gradient, by a program if all arguments are known."""
     known = not trees.is_traced((key, params, made.loss))
     # A program does not know how its arguments are sharded, and an evaluator reads it.
     sharded = any(map(trees.is_sharded, jax.tree.leaves((params, made.loss))))
     if programs.are_disabled() or not known or sharded:
-        return _estimate(made, made.loss, key, params, state)
+        return made.estimate(made.loss, key, params)
     # What JAX would change is no input of the program. Some losses need all of their
     # arguments as they are: masks, shapes.
     for is_input in (trees.is_kept, lambda _: False):
         found, static = trees.partition_by(is_input, made.loss)
         arrays = [jnp.asarray(x) for x in found]
+        numbers = any(map(programs.is_number, static.others))
         at = partial(_merged, static)
         try:
-            traced = programs.traced(
-                at,
-                arrays,
-                params,
-                shares_numbers=any(map(programs.is_number, static.others)),
-            )
+            traced = programs.traced(at, arrays, params, shares_numbers=numbers)
         except checks.RefError:
             raise
         except Exception:  # The loss raises it again below, if it is its own.
             continue
         return _compiled_estimate(made._replace(loss=traced), key, params, arrays)
-    return _estimate_in_turn(made, key, params, state)
+    return _estimate_in_turn(made, key, params)
 
 
 def _merged(static: trees.Static, arrays: list[Any], params: optax.Params) -> Any:
     return static.merge(arrays)(params)
-
-
-def _estimate(
-    made: _Estimator,
-    loss: Callable[[optax.Params], Any],
-    key: jax.Array,
-    params: optax.Params,
-    state: Any,
-) -> tuple[Any, Any]:
-    found, _ = gradients.estimate(
-        made.estimator,
-        loss,
-        key,
-        params,
-        state,
-        evaluator=made.evaluator,
-        has_aux=made.has_aux,
-    )
-    return found
 
 
 def _compiled_estimate(
@@ -180,8 +164,7 @@ def _in_program(
     made: _Estimator, key: jax.Array, params: optax.Params, arrays: list[Any]
 ) -> tuple[Any, list[Any], Any]:
     """Value, the arrays of aux, and gradient."""
-    loss, state = Partial(_at, made.loss, arrays), made.estimator.init(params)
-    value, gradient = _estimate(made, loss, key, params, state)
+    value, gradient = made.estimate(Partial(_at, made.loss, arrays), key, params)
     value, aux = value if made.has_aux else (value, None)
     return value, trees.partition(aux, jax.Array)[0], gradient
 
@@ -191,14 +174,14 @@ def _at(loss: programs.Traced, arrays: list[Any], params: optax.Params) -> Any:
 
 
 def _estimate_in_turn(
-    made: _Estimator, key: jax.Array, params: optax.Params, state: Any
+    made: _Estimator, key: jax.Array, params: optax.Params
 ) -> tuple[Any, Any]:
     """Value and gradient of a loss that needs known arrays, but for the parameters.
 
     It is evaluated at one point after another, as `jax.value_and_grad` would do it: no
     operation on known arrays is traced.
     """
-    draw = Draw.once(key)
+    draw, state = Draw.once(key), made.estimator.init(params)
     asked = gradients.points_of(made.estimator, made.evaluator, draw, params, state)
     values, aux = _values_in_turn(made, params, asked[0])
     estimate, _ = gradients.reduced(made.estimator, asked[0], values, params, asked[1])

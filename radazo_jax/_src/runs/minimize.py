@@ -356,7 +356,6 @@ def _steps_of_optimizer(
 ) -> _Begun:
     """Steps of an optimizer."""
     calls, budget, file = not call.evaluator.compiled, call.budget, call.file
-    size = optax.tree.size(call.initial)
     if optimizer is None and calls:
         raise ValueError(
             "optimizer must be given for a Python function with an estimator, or with "
@@ -364,7 +363,7 @@ def _steps_of_optimizer(
             "got None. Pass a method such as methods.many(), or radazo(1e-3)."
         )
     if optimizer is None:
-        chosen = rates.default(size, estimator)
+        chosen = rates.default(optax.tree.size(call.initial), estimator)
     else:
         chosen = optimizer, forward_difference() if estimator is None else estimator
     states.check_run(*chosen)

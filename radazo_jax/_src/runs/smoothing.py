@@ -248,7 +248,7 @@ class Table(NamedTuple):
 
     def correlation(self, far: float, other: float) -> float:
         """The correlation of differences at a distance with the odd part at another."""
-        at = np.searchsorted(self.distances, np.float32([far, other]))
+        at = np.searchsorted(self.distances, np.array([far, other], np.float32))
         ahead, back = (x[:, at] - self.base for x in (self.ahead, self.back))
         return float(_correlations(ahead, back)[0, 1])
 

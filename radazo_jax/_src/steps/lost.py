@@ -22,13 +22,6 @@ _LOST = 0.7
 _FEW, _DOUBLINGS = 0.3, 30
 
 
-def _share(lost: jax.Array, wanted: jax.Array) -> jax.Array:
-    """The norm of what was lost over the norm of what was wanted: float32."""
-    norm = jnp.sqrt(jnp.sum(wanted**2))
-    share = jnp.sqrt(jnp.sum(lost**2)) / jnp.where(norm > 0, norm, 1)
-    return share.astype(jnp.float32)
-
-
 def by_rounding(points: Points, params: optax.Params) -> dict[str, float]:
     """The share of each leaf's perturbation that its dtype rounds away."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -89,7 +82,8 @@ def _lost(points: Points, params: optax.Params) -> list[jax.Array]:
         wanted = scale.astype(before.dtype) * u.astype(before.dtype)
         # A fused program would compute with the sum before it is rounded.
         moved = wide(xla.rounded((before + wanted).astype(p.dtype))) - before
-        return _share(moved - wanted, wanted)
+        norm, lost = (jnp.sqrt(jnp.sum(x**2)) for x in (wanted, moved - wanted))
+        return (lost / jnp.where(norm > 0, norm, 1)).astype(jnp.float32)
 
     # A matrix that is perturbed by factors is multiplied as it is.
     leaves = points.layout.leaves

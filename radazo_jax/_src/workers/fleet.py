@@ -10,7 +10,7 @@ from radazo_jax._src.runs.journal import Record
 from radazo_jax._src.workers.cluster import Cluster
 from radazo_jax._src.workers.messages import Reply, Request
 from radazo_jax._src.workers.replica import Description, Recipe
-from radazo_jax._src.workers.roster import NONE, Inbox, Roster, Worker, now
+from radazo_jax._src.workers.roster import NONE, Roster, Worker, now
 from radazo_jax._src.workers.shares import Members, Repeats, shared_out
 
 _POLL = 0.1  # Seconds between looks at clocks and at Ctrl-C.
@@ -44,8 +44,7 @@ class Fleet:
         self._messenger, self._run, self._timeout = messenger, run, timeout
         self._batch_size = recipe.batch_size
         self._resumed = 0  # Number of steps from a journal.
-        self._inbox = Inbox()
-        self.roster = Roster(messenger, recipe, run, timeout, self._inbox)
+        self.roster = Roster(messenger, recipe, run, timeout)
         self._members = Members(0, np.dtype(np.float32))  # Of the current step.
         self._repeats = Repeats(recipe.batch_size)
         self._bandwidth = _BANDWIDTH
@@ -121,7 +120,7 @@ class Fleet:
 
     async def _wait(self) -> None:
         """Waits for news or a moment, then looks at the clocks."""
-        await self._inbox.handle(_POLL)
+        await self.roster.inbox.handle(_POLL)
         if now() - self._checked < _POLL:
             return
         self._checked = now()
@@ -219,7 +218,7 @@ class Fleet:
                 outcome = await exchange
             except Exception as error:
                 outcome = error
-            self._inbox.put(lambda: self._received(worker, outcome, then))
+            self.roster.inbox.put(lambda: self._received(worker, outcome, then))
 
         worker.since, worker.expected, worker.late = now(), expected, False
         worker.task = asyncio.create_task(exchanged())

@@ -80,13 +80,13 @@ class Replica:
             raise TypeError(
                 f"make_fun must return a function of the parameters; got {fun!r}."
             )
-        run = Run(
+        states.check_run(recipe.optimizer, recipe.estimator)
+        self._run = Run(
             fun, recipe.sample, recipe.optimizer, recipe.estimator, bounds=recipe.bounds
         )
-        states.check_run(run.optimizer, run.estimator)
         self._seconds = self._seconds_per_step = 0.0
         begun = self._start(params)
-        self._run = step.traced(run, begun)
+        self._run = step.traced(self._run, begun)
         self._held: Stepper | None = Stepper(self._run, begun)
         self._names = self._held.names
         self._points = programs.of(_points, self._run, begun)
@@ -205,11 +205,9 @@ class Replica:
         return self._held
 
     def _start(self, params: Any) -> SolverState:
-        recipe = self._recipe
-        key = jax.random.wrap_key_data(jnp.asarray(recipe.key), impl="threefry2x32")
-        method = recipe.optimizer, recipe.estimator
-        run = Run(None, None, *method, bounds=recipe.bounds)
-        return begin(run, params, key)
+        data = jnp.asarray(self._recipe.key)
+        key = jax.random.wrap_key_data(data, impl="threefry2x32")
+        return begin(self._run, params, key)
 
     def _made(self) -> tuple[Any, Any]:
         """The function and the base parameters."""

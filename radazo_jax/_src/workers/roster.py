@@ -105,22 +105,16 @@ class Roster:
       reports: The part of each worker, also of those that left.
       description: The run, as the first worker describes it.
       step: The number of the current step.
+      inbox: News of the workers.
     """
 
-    def __init__(
-        self,
-        messenger: Cluster,
-        recipe: Recipe,
-        run: int,
-        timeout: float,
-        inbox: Inbox,
-    ):
+    def __init__(self, messenger: Cluster, recipe: Recipe, run: int, timeout: float):
         self.workers: dict[str, Worker] = {}
         self.reports: dict[str, WorkerReport] = {}
         self.description: Description | None = None
         self.step = 0
         self._messenger, self._recipe, self._run = messenger, recipe, run
-        self._timeout, self._inbox = timeout, inbox
+        self._timeout, self.inbox = timeout, Inbox()
         self._initial: set[str] = set()  # Their failures end the run.
         self._joining: dict[str, asyncio.Task[None]] = {}
         self._left_out: set[str] = set()
@@ -261,7 +255,7 @@ class Roster:
             try:
                 addresses = set(await self._messenger.addresses())
             except Exception as error:
-                self._inbox.put(functools.partial(_raise, error))
+                self.inbox.put(functools.partial(_raise, error))
                 return
             if look == 0:
                 self._initial = set(addresses)
@@ -281,7 +275,7 @@ class Roster:
             hangs = True
         except Exception as error:
             built = f"{error!r}"
-        self._inbox.put(lambda: self._joined(address, built, hangs))
+        self.inbox.put(lambda: self._joined(address, built, hangs))
 
     def _joined(
         self, address: str, built: Description | str | None, hangs: bool
