@@ -199,12 +199,39 @@ def test_finds_what_is_rounded_away(distribution, share):
     assert told == bool(share)
 
 
-def test_a_run_warns_of_what_is_rounded_away():
-    params = {"large": jnp.full((64, 64), 1.5, jnp.bfloat16), "small": jnp.zeros(9)}
-    estimator = zo.forward_difference(zo.rademacher(), smoothing=1e-4)
-    run = zo.zo_sgd(1e-3), estimator
-    with pytest.warns(UserWarning, match=r"params\['large'\] loses 100%"):
-        zo.minimize(weighed, params, *run, num_steps=1, progress=False)
+RUN = zo.zo_sgd(1e-3), zo.forward_difference(zo.rademacher(), smoothing=1e-4)
+LARGE = {"large": jnp.full((64, 64), 1.5, jnp.bfloat16), "small": jnp.zeros(9)}
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda: zo.minimize(weighed, LARGE, *RUN, num_steps=1, progress=False),
+        lambda: zo.solver(weighed, *RUN).init(LARGE, 0),
+        slow(
+            lambda: zo.minimize_black_box(
+                lambda x: 0.0, LARGE, *RUN, num_steps=1, progress=False
+            )
+        ),
+    ],
+)
+def test_a_run_warns_of_what_is_rounded_away(begin):
+    """1e-4 · 2⁶ is the first such distance of more than half of the spacing, 2⁻⁸."""
+    expected = r"params\['large'\] loses 100%.*Take smoothing=0\.006 or more"
+    with pytest.warns(UserWarning, match=expected):
+        begin()
+
+
+@pytest.mark.slow
+def test_a_smoothing_that_was_measured_is_not_warned_of(recwarn):
+    """A program may compute without the rounding, and the differences show it."""
+
+    def loss(params, _):
+        return jnp.mean(params.astype(jnp.float32) ** 2)
+
+    options = {"sample": lambda key: 0.0, "num_steps": 3, "progress": False}
+    zo.minimize(loss, jnp.full(64, 1.5, jnp.bfloat16), **options)
+    assert not recwarn.list
 
 
 def batch_loss(params, noise):
