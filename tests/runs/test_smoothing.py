@@ -149,8 +149,9 @@ def test_a_loss_that_fails_far_away_has_a_shorter_smoothing():
 
 
 def test_parameters_of_zero_have_distances_up_to_1():
-    found = zo.find_smoothing(bowl, 0 * START, distribution=zo.rademacher())
-    assert found.distances[-1] == 1.0
+    """A linear function agrees with itself, but for rounding."""
+    found = zo.find_smoothing(jnp.sum, 0 * START, distribution=zo.rademacher())
+    assert found.distances[-1] == 1.0 and 0.999 < found.agreement <= 1
 
 
 @pytest.mark.parametrize(

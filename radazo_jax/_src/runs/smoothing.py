@@ -275,7 +275,8 @@ def _correlations(ahead: np.ndarray, back: np.ndarray) -> np.ndarray:
     length = np.sqrt(np.sum(odd**2, axis=0))
     whole = np.sqrt(np.sum(odd**2 + even**2, axis=0))
     scale = np.outer(whole, length)
-    return np.divide(odd.T @ odd, scale, out=np.zeros_like(scale), where=scale != 0)
+    pairs = np.divide(odd.T @ odd, scale, out=np.zeros_like(scale), where=scale != 0)
+    return np.clip(pairs, -1, 1)  # Of a linear function, rounding makes them exceed 1.
 
 
 def _agreements(ahead: np.ndarray, back: np.ndarray) -> np.ndarray:
