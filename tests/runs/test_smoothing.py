@@ -76,9 +76,10 @@ def test_the_agreements_are_those_of_the_points():
     by_hand = agreement(values[:, 1:6] - base, values[:, 6:] - base)
     np.testing.assert_allclose(found.agreements, by_hand, atol=1e-5)
     best = by_hand.max()
-    last = np.flatnonzero(by_hand >= best - (1 - best**2) / 10)[-1]
-    assert found.smoothing == found.distances[last]
-    assert found.agreement == found.agreements[last]
+    last = np.flatnonzero(by_hand >= best - 0.3 * (1 - best**2))[-1]
+    halved = 1 if by_hand[last] == best else 2
+    assert found.smoothing == found.distances[last] / halved
+    assert found.agreement == max(found.agreements)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,8 @@ def test_narrow_parameters_and_losses_need_longer_distances():
         distribution=zo.rademacher(),
     )
     assert narrow.smoothing >= 2**-9 and narrow.smoothing > wide.smoothing
-    assert narrow.agreements[0] < 0.5 < narrow.agreement
+    assert narrow.agreements[0] < 0.75 < 0.9 < narrow.agreement
+    assert wide.agreements[0] > 0.98
 
 
 def test_a_loss_that_fails_far_away_has_a_shorter_smoothing():
@@ -147,8 +149,9 @@ def test_a_loss_that_fails_far_away_has_a_shorter_smoothing():
 
 
 def test_parameters_of_zero_have_distances_up_to_1():
-    found = zo.find_smoothing(bowl, 0 * START, distribution=zo.rademacher())
-    assert found.distances[-1] == 1.0
+    """A linear function agrees with itself, but for rounding."""
+    found = zo.find_smoothing(jnp.sum, 0 * START, distribution=zo.rademacher())
+    assert found.distances[-1] == 1.0 and 0.999 < found.agreement <= 1
 
 
 @pytest.mark.parametrize(

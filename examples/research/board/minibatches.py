@@ -31,7 +31,9 @@ SEEDS = 3
 EVALUATIONS = 3000
 SEARCHED, RULE, ADAMM = "searched", "rule", "ZO-AdaMM's rule"
 
-_MULTIPLES = tuple(2.0**i for i in range(-3, 4))
+# The rates of an earlier rule, and multiples of them: none is the rule's.
+_UNIT = 2 / 3
+_MULTIPLES = tuple(_UNIT * 2.0**i for i in range(-3, 4))
 _SEARCH_SEEDS = range(100, 102)
 _VALIDATION = 128  # Examples that judge the search.
 _B1 = 0.9
@@ -58,7 +60,6 @@ class Run(NamedTuple):
       b1: β₁.
       num_steps: T.
       num_examples: The number of examples that minibatches are drawn from.
-      smoothing: μ.
       is_endless: Whether η falls as 1/√(1 + t/100), and not linearly to 0.
       is_adamm: Whether ZO-AdaMM takes the steps.
     """
@@ -68,7 +69,6 @@ class Run(NamedTuple):
     b1: float
     num_steps: int
     num_examples: int
-    smoothing: float
     is_endless: bool = False
     is_adamm: bool = False
 
@@ -144,15 +144,9 @@ def _search(
     return losses, float(best) * float(np.exp(np.mean(np.log(rates))))
 
 
-def _run(
-    case: Case,
-    seed: int,
-    multiple: float = 1.0,
-    is_measured: bool = False,
-    **changes: Any,
-) -> Run:
-    """A run at a multiple of the measured rate, and at 5e-3 or the measured μ."""
-    found = _found(case.problem, case.dtype, seed, is_measured)
+def _run(case: Case, seed: int, multiple: float = 1.0, **changes: Any) -> Run:
+    """A run at a multiple of the measured rate."""
+    found = _found(case.problem, case.dtype, seed)
     left = case.evaluations - found.num_evaluations
     num_steps = left // (case.num_directions + 1)
     ends = None if changes.get("is_endless") else num_steps
@@ -164,7 +158,6 @@ def _run(
         case.b1,
         num_steps,
         len(problem.train[0]),
-        found.smoothing,
     )
     return run._replace(**changes)
 
@@ -173,12 +166,12 @@ def _run(
 METHODS: dict[str, Callable[[int, float, Callable[..., Run]], Run]] = {
     SEARCHED: lambda seed, rate, run: run(seed, learning_rate=rate),
     RULE: lambda seed, rate, run: run(seed),
-    "rule × 0.5": lambda seed, rate, run: run(seed, 0.5),
-    "rule × 2": lambda seed, rate, run: run(seed, 2),
-    "rule × 4": lambda seed, rate, run: run(seed, 4),
+    "rule × ⅓": lambda seed, rate, run: run(seed, _UNIT / 2),
+    "rule × ⅔": lambda seed, rate, run: run(seed, _UNIT),
+    "rule × 4/3": lambda seed, rate, run: run(seed, 2 * _UNIT),
+    "rule × 8/3": lambda seed, rate, run: run(seed, 4 * _UNIT),
     "rule, 1/√t": lambda seed, rate, run: run(seed, is_endless=True),
-    "rule, measured μ": lambda seed, rate, run: run(seed, is_measured=True),
-    ADAMM: lambda seed, rate, run: run(seed, _LONGER, is_adamm=True),
+    ADAMM: lambda seed, rate, run: run(seed, _UNIT * _LONGER, is_adamm=True),
 }
 
 
@@ -189,8 +182,8 @@ def _problem(name: str, dtype: str) -> Problem:
 
 
 @functools.cache
-def _found(name: str, dtype: str, seed: int, is_measured: bool) -> zo.runs.LearningRate:
-    """The measured rate, and μ."""
+def _found(name: str, dtype: str, seed: int) -> zo.runs.LearningRate:
+    """The measured rate."""
     problem = _problem(name, dtype)
     return zo.find_learning_rate(
         problem.loss,
@@ -199,7 +192,7 @@ def _found(name: str, dtype: str, seed: int, is_measured: bool) -> zo.runs.Learn
         sample=problem.sample,
         key=seed,
         distribution=_distribution(dtype),
-        smoothing=None if is_measured else _smoothing(name, dtype),
+        smoothing=_smoothing(name, dtype),
     )
 
 
@@ -218,10 +211,8 @@ def _distribution(dtype: str) -> zo.distributions.Distribution:
 def _program(name: str, num_directions: int, dtype: str) -> Callable[[Run], End]:
     """The compiled runs of a problem, of any length and at any rate."""
     problem = _problem(name, dtype)
-
-    def estimator(smoothing: Any) -> Any:
-        return zo.forward_difference(_distribution(dtype), num_directions, smoothing)
-
+    smoothing, distribution = _smoothing(name, dtype), _distribution(dtype)
+    estimator = zo.forward_difference(distribution, num_directions, smoothing)
     program = jax.jit(functools.partial(_end, problem, estimator))
     return lambda run: End(*map(float, program(run)))
 
@@ -232,7 +223,7 @@ def _end(problem: Problem, estimator: Any, run: Run) -> tuple[jax.Array, ...]:
 
     def solver(rate: Any) -> Any:
         scaled = optax.chain(moments, optax.scale(-rate), *_rounding(problem))
-        return zo.solver(problem.loss, scaled, estimator(run.smoothing))
+        return zo.solver(problem.loss, scaled, estimator)
 
     def step(t: jax.Array, state: Any) -> Any:
         endless = 1 / jnp.sqrt(1 + t / 100)
@@ -313,7 +304,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
         ),
         Table(
             "Lost by the rule, by kinds of rows; the last column is the mean if 0 is "
-            "the best of the five rates on the held-out examples themselves",
+            "the best of the six rates on the held-out examples themselves",
             ["rows", "problems", *heads, "mean, to the best"],
             [
                 (name, str(len(some)), *_summary(some, RULE), _to_best(some))
@@ -328,7 +319,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
     ]
 
 
-_RATES = (SEARCHED, RULE, "rule × 0.5", "rule × 2", "rule × 4")
+_RATES = (SEARCHED, RULE, "rule × ⅓", "rule × ⅔", "rule × 4/3", "rule × 8/3")
 _EACH = [name for name in METHODS if name != SEARCHED]
 
 

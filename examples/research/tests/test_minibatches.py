@@ -1,7 +1,6 @@
 """The board of minibatches: what the page says of its record, and its measures."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -35,30 +34,18 @@ def test_the_measured_rate_on_minibatches_is_as_the_page_says():
     mean, worst = 100 * found.mean(), 100 * found.max()
     assert f"loses {mean:.0f} % of what a searched η gains" in page
     assert f"{worst:.0f} % in its worst run" in page
-    guarded = [row["stopped"] for row in rows if row["stopped"]]
-    assert not np.any([stopped["rule, guarded"] for stopped in guarded])
-    # Of the runs at four times the rate, most are not stopped.
-    assert np.mean([stopped["rule × 4, guarded"] for stopped in guarded]) <= 0.5
 
 
 def test_the_searched_rate_loses_nothing():
     ends = {name: [3.0, 2.0] for name in minibatches.METHODS}
-    ends |= {"searched": [1.0, 1.0], "rule × 4": [None, 2.0], "rule × 2": [0.0, 0.0]}
+    ends |= {
+        "searched": [1.0, 1.0],
+        "rule × 8/3": [None, 2.0],
+        "rule × 4/3": [0.0, 0.0],
+    }
     found = minibatches.lost({"start": 5.0, "ends": ends})
     np.testing.assert_array_equal(found["searched"], [0, 0])
-    np.testing.assert_array_equal(found["rule × 4"], [np.inf, 0.25])
+    np.testing.assert_array_equal(found["rule × 8/3"], [np.inf, 0.25])
     np.testing.assert_array_equal(found[minibatches.RULE], [0.5, 0.25])
     best = minibatches.lost({"start": 5.0, "ends": ends}, "best")
     np.testing.assert_array_equal(best[minibatches.RULE], [0.6, 0.4])
-
-
-def test_a_guard_judges_by_the_mean_rise_and_its_error():
-    """Two standard errors of 0, 2, … are 2 / √(n − 1)."""
-
-    def lower(rises):
-        sums = sum(minibatches._powers(jnp.float64(x)) for x in rises)
-        return bool(minibatches._is_lower(sums))
-
-    assert lower([0.0, 2.0, 0.0, 2.0]) and not lower([0.0, 2.0] * 3)
-    assert lower([-1.0] * 8) and not lower([1.0] * 8)
-    assert not lower([np.nan] * 8)

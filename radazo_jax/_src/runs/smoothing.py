@@ -26,9 +26,9 @@ from radazo_jax._src.steps.box import Bounds
 # agree with each other if no step lies between them.
 _DIRECTIONS, _SIZES, _FACTOR = 20, 5, 4.0
 
-# A longer distance is chosen if it agrees by less than the best, by a part of the error
+# A longer distance is chosen if it agrees by less than the best, by about the error
 # (1 − a²)/√n of a correlation a.
-_TOLERANCE = 0.1
+_TOLERANCE = 0.3
 
 
 class Evaluated(NamedTuple):
@@ -73,8 +73,8 @@ class Smoothing(NamedTuple):
 
     Attributes:
       smoothing: μ, in units of the length of a direction of the distribution.
-      agreement: The mean correlation, over random directions, of differences at μ with
-        differences at other distances: at most 1, and about 1 for smooth functions.
+      agreement: The largest agreement of a distance: at most 1, and about 1 for smooth
+        functions.
       distances: The distances that were tried, from short to long: [m].
       agreements: The agreement at each distance, NaN if a loss there is not finite:
         [m].
@@ -121,9 +121,10 @@ def find_smoothing(
 
     the correlation of its forward differences with the odd parts at the other
     distances, of which longer ones weigh more. μ is the longest distance whose
-    agreement is at least a − (1 − a²)/10, with a the largest. The distances move a
-    parameter by the root mean square of all parameters (1 if that is 0), and by 1/4,
-    1/16 … 1/256 of it, rounded to a power of two.
+    agreement is at least a − 0.3 (1 − a²), with a the largest, or half of it if it is
+    not the one with a. The distances move a parameter by the root mean square of all
+    parameters (1 if that is 0), and by 1/4, 1/16 … 1/256 of it, rounded to a power of
+    two.
 
     Use it for networks with rounding, signs or spikes, in loops that name an optimizer.
     `minimize` and `find_learning_rate` measure μ by themselves. It takes 220
@@ -243,11 +244,21 @@ class Table(NamedTuple):
         found[usable] = _agreements(*(x[:, usable] - self.base for x in (ahead, back)))
         best = np.nanmax(found)
         last = np.flatnonzero(found >= best - _TOLERANCE * (1 - best**2))[-1]
-        far, shown = tuple(tried.tolist()), tuple(found.tolist())
-        return Smoothing(far[last], shown[last], far, shown, self.num_evaluations)
+        # If the longest one is not the best, what helps most is between the two.
+        far = tried[last] if found[last] == best else tried[last] / math.sqrt(_FACTOR)
+        return Smoothing(
+            float(far),
+            float(best),
+            tuple(tried.tolist()),
+            tuple(found.tolist()),
+            self.num_evaluations,
+        )
 
     def correlation(self, far: float, other: float) -> float:
-        """The correlation of differences at a distance with the odd part at another."""
+        """The correlation of differences at a distance with the odd part at another.
+
+        The other one is the next longer one that was tried.
+        """
         at = np.searchsorted(self.distances, np.array([far, other], np.float32))
         ahead, back = (x[:, at] - self.base for x in (self.ahead, self.back))
         return float(_correlations(ahead, back)[0, 1])
@@ -264,7 +275,8 @@ def _correlations(ahead: np.ndarray, back: np.ndarray) -> np.ndarray:
     length = np.sqrt(np.sum(odd**2, axis=0))
     whole = np.sqrt(np.sum(odd**2 + even**2, axis=0))
     scale = np.outer(whole, length)
-    return np.divide(odd.T @ odd, scale, out=np.zeros_like(scale), where=scale != 0)
+    pairs = np.divide(odd.T @ odd, scale, out=np.zeros_like(scale), where=scale != 0)
+    return np.clip(pairs, -1, 1)  # Of a linear function, rounding makes them exceed 1.
 
 
 def _agreements(ahead: np.ndarray, back: np.ndarray) -> np.ndarray:
