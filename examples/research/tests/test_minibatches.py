@@ -1,7 +1,6 @@
 """The board of minibatches: what the page says of its record, and its measures."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -50,15 +49,3 @@ def test_the_searched_rate_loses_nothing():
     np.testing.assert_array_equal(found[minibatches.RULE], [0.5, 0.25])
     best = minibatches.lost({"start": 5.0, "ends": ends}, "best")
     np.testing.assert_array_equal(best[minibatches.RULE], [0.6, 0.4])
-
-
-def test_a_guard_judges_by_the_mean_rise_and_its_error():
-    """Two standard errors of 0, 2, … are 2 / √(n − 1)."""
-
-    def lower(rises):
-        sums = sum(minibatches._powers(jnp.float64(x)) for x in rises)
-        return bool(minibatches._is_lower(sums))
-
-    assert lower([0.0, 2.0, 0.0, 2.0]) and not lower([0.0, 2.0] * 3)
-    assert lower([-1.0] * 8) and not lower([1.0] * 8)
-    assert not lower([np.nan] * 8)
