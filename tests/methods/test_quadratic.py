@@ -179,8 +179,7 @@ def first_steps(fun, x, units=None):
     start = started(x)
     units = np.ones(len(x)) if units is None else units
     value = fun(start.params)
-    problem = start.params, value, start.box, units, start.round
-    steps, values, count = quadratic.first(*problem, start.resolution), None, 1
+    steps, values, count = quadratic.first(start, value, units), None, 1
     try:
         while True:
             points = steps.send(values)
