@@ -1,12 +1,9 @@
 """The job of `radazo-llm chat`: texts of a model, after a prompt or in a chat."""
 
-import functools
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -99,23 +96,11 @@ def replied(
         )
     padded = np.zeros((1, width), np.int32)
     padded[0, : len(tokens)] = tokens
-    lengths = jnp.array([len(tokens)], jnp.int32)
-    options = min(number, room - width), temperature, stop
-    found = _reply(*nnx.split(model), padded, lengths, key, *options)
+    graphdef, state = nnx.split(model)
+    found = decode.replies_of(
+        *(graphdef, (state,), padded, np.array([len(tokens)], np.int32), key),
+        num_tokens=min(number, room - width),
+        temperature=temperature,
+        stop=stop,
+    )
     return np.asarray(found.tokens)[0, : int(found.lengths[0])].tolist()
-
-
-@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7))
-def _reply(
-    graphdef: Any,
-    state: nnx.State,
-    prompts: jax.Array,
-    lengths: jax.Array,
-    key: jax.Array,
-    number: int,
-    temperature: float,
-    stop: tuple[int, ...],
-) -> decode.Replies:
-    model = nnx.merge(graphdef, state)
-    given = prompts, lengths, number, key, temperature
-    return decode.generate_tokens(model, *given, stop=stop)

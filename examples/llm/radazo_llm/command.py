@@ -188,13 +188,13 @@ def plan(folder: Path | None, **options: Any) -> None:
 
 @radazo_llm.command(cls=Command)
 @MODEL
-@option(DATA, "--data", "folder", type=FOLDER, help="Prompts: a file as for tune.")
 @option(
     DATA,
-    "--task",
-    default="sum",
-    show_default=True,
-    help="Problems without --data: sum, or gym:DATASET.",
+    "--data",
+    "folder",
+    type=FOLDER,
+    required=True,
+    help="Prompts: a file as for tune.",
 )
 @METRIC
 @option(
@@ -216,7 +216,7 @@ def plan(folder: Path | None, **options: Any) -> None:
 )
 @settings_of(REWARD)
 def reward(
-    folder: Path | None,
+    folder: Path,
     metrics: tuple[str, ...],
     given: tuple[str, ...],
     **options: Any,

@@ -7,7 +7,9 @@ import os
 import platform
 import re
 import shlex
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -147,6 +149,30 @@ def tuned_run(
     given = {"model": str(model), "path": model, "output": folder, "notes": {}}
     given |= {"to": {}, "dtype": "float32", "resume": True}
     return session.execute(settings, prepare, **(given | options))
+
+
+def spent(arguments: Sequence[str], folder: Path) -> tuple[dict[str, Any], str]:
+    """Runs the program in a folder: what its processes take, and what it prints.
+
+    Raises:
+      RuntimeError: If it fails.
+    """
+    begin = time.perf_counter()
+    command = [sys.executable, "-m", "radazo_llm", *arguments]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=err)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        err.seek(0)
+        output, errors = out.read(), err.read()
+    if process.returncode:
+        raise RuntimeError(f"{shlex.join(command)} failed:\n{errors[-2000:]}")
+    return {
+        "seconds": round(time.perf_counter() - begin),
+        "cpu_s": round(usage.ru_utime + usage.ru_stime),
+        "peak_MiB": round(usage.ru_maxrss / 2**10),
+    }, output
 
 
 def numbers(values: Any) -> Any:

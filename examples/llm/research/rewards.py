@@ -27,7 +27,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from radazo_llm.formats import load
-from radazo_llm.reward import problems
 from radazo_llm.reward.pool import RewardPool
 from radazo_llm.reward.task import SAMPLES, Task
 from radazo_llm.run import log as logs
@@ -89,7 +88,7 @@ def measured(model: warm_up.Settings, **case: Any) -> dict[str, Any]:
     folder = width / "-".join(map(str, case.values()))
     shutil.rmtree(folder, ignore_errors=True)  # Of a run that was cut.
     made = {
-        name: problems.make("sum", number, chosen.seed, held_out=name == "dev")
+        name: warm_up.sums(number, chosen.seed, held_out=name == "dev")
         for name, number in (
             ("train", chosen.train_examples),
             ("dev", chosen.eval_examples),

@@ -4,11 +4,13 @@
 
 A share of the solutions forget the carry. The model imitates both ways to add, by
 backpropagation, and prefers the more frequent one. A reward of right answers says which
-is right. A reward says nothing to a model that is never right.
+is right. A reward says nothing to a model that is never right. Sums to train and to
+evaluate on are written next to the model.
 """
 
 import dataclasses
 import json
+import random
 from pathlib import Path
 
 import click
@@ -24,7 +26,7 @@ from tqdm import tqdm
 from radazo_llm.formats import save, tokenizers
 from radazo_llm.formats.files import json_object
 from radazo_llm.models.opt import OPT, Config
-from radazo_llm.reward import problems
+from radazo_llm.reward.problems import Problem
 
 RECORD = "warm_up.json"
 _CHARACTERS = "0123456789+="
@@ -115,6 +117,26 @@ def _train(settings: Settings, tokenizer: Tokenizer) -> OPT:
     return model
 
 
+def sums(number: int, seed: int, *, held_out: bool = False) -> list[Problem]:
+    """Sums, the same ones for a seed. One sum in five is held out, and never drawn."""
+    rng, found = random.Random(seed), list[Problem]()
+    while len(found) < number:
+        a, b = rng.randrange(100), rng.randrange(100)
+        if ((a + 2 * b) % 5 == 0) == held_out:
+            found.append(Problem(f"{a}+{b}=", {"answer": str(a + b)}))
+    return found
+
+
+def write_sums(folder: Path, seed: int = 0) -> None:
+    """Writes sums as `radazo-llm reward --data` reads them."""
+    for name, number in (("train", 2048), ("dev", 256)):
+        lines = [
+            json.dumps({"prompt": x.question, **x.columns})
+            for x in sums(number, seed, held_out=name == "dev")
+        ]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+
+
 def without_carry(question: str) -> str:
     """The answer to a sum of one who forgets to carry the one to the tens."""
     a, b = map(int, question.removesuffix("=").split("+"))
@@ -129,7 +151,7 @@ def solved(
     tokens = np.zeros((number, _ROOM), np.int32)
     mask = np.zeros((number, _ROOM - 1), np.float32)
     forgets = np.random.default_rng(seed).random(number) < settings.without_carry
-    for i, problem in enumerate(problems.make("sum", number, seed)):
+    for i, problem in enumerate(sums(number, seed)):
         question = tokenizer.encode(problem.question).ids
         answer = problem.columns["answer"]
         if forgets[i]:
@@ -145,6 +167,7 @@ def solved(
 @click.option("--fast", is_flag=True, help="A smaller model, trained for 20 steps.")
 def main(folder: Path, fast: bool) -> None:
     print(f"The model is in {warmed_up(folder, FAST if fast else Settings())}.")
+    write_sums(folder)
 
 
 if __name__ == "__main__":

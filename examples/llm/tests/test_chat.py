@@ -4,7 +4,6 @@ import datetime
 import io
 import json
 import re
-import shutil
 import subprocess
 import sys
 
@@ -161,10 +160,8 @@ def test_adapters_on_the_command_line(job, tmp_path, capsys):
 
 
 def test_errors_of_the_command_line(job, tmp_path, capsys):
-    broken = shutil.copytree(job, tmp_path / "broken")
-    (broken / "chat_template.jinja").write_text("{% for %}", "utf-8")
     for arguments in (
-        ["--model", str(tmp_path / "none")],
-        ["--model", str(job), "--prompt", "a", "--adapters", str(tmp_path)],
+        ["--model", tmp_path / "none"],
+        ["--model", job, "--prompt", "a", "--adapters", tmp_path],
     ):
         tiny.refused(capsys, "chat", *arguments)

@@ -12,11 +12,13 @@ all members have ended.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import lax
 
 import radazo_jax as zo
@@ -145,6 +147,26 @@ def generate_tokens(
     return lax.while_loop(
         lambda loop: loop.goes_on & (loop.number < num_tokens - 1), body, start
     ).replies
+
+
+@functools.partial(
+    jax.jit, static_argnames=("graphdef", "num_tokens", "temperature", "stop")
+)
+def replies_of(
+    graphdef: Any,
+    states: tuple[Any, ...],
+    prompts: jax.Array,
+    lengths: jax.Array,
+    key: jax.Array,
+    *,
+    num_tokens: int,
+    temperature: float,
+    stop: tuple[int, ...],
+) -> Replies:
+    """The tokens that follow each prompt, compiled, of a model in parts."""
+    model = nnx.merge(graphdef, *states)
+    options = num_tokens, key, temperature
+    return generate_tokens(model, prompts, lengths, *options, stop=stop)
 
 
 def _is_bound(axis_name: str) -> bool:

@@ -11,7 +11,6 @@ import numpy as np
 from radazo_llm.formats import config, find
 from radazo_llm.reward import problems
 from radazo_llm.reward.pool import RewardPool
-from radazo_llm.reward.problems import Problem
 from radazo_llm.reward.task import Task
 from radazo_llm.run import exports, session
 from radazo_llm.run.folder import checksum
@@ -37,7 +36,6 @@ def train(
     settings: Settings,
     *,
     model: str,
-    task: str,
     source: Any,
     given: Sequence[str],
     output: Path,
@@ -51,8 +49,7 @@ def train(
     Args:
       settings: The settings of the run.
       model: A name that `find.model` takes.
-      task: A name that `problems.make` takes, without `source`.
-      source: Prompts, `splits.Own`; or None.
+      source: Prompts, `splits.Own`.
       given: Reward functions with their weights, such as "answer=1".
       output: The folder of the run.
       processes: Number of processes for reward functions.
@@ -65,17 +62,25 @@ def train(
     """
     # An installed command does not look for modules in the present folder.
     sys.path.append(str(Path.cwd()))
-    default = "gym=1" if task.startswith(problems.GYM) else "answer=1"
-    weights = weights_of(given or [default])
+    weights = weights_of(given or ["answer=1"])
     path = find.model(model)
     config.read(path)  # Its errors come before others.
     exports.check(settings, path, to)
-    splits = _problems(settings, task, source)
+    splits = {
+        name: [problems.of_item(item) for item in items]
+        for name, items in source.problems().items()
+        if items
+    }
+    likeliest = settings.eval_temperature == 0
+    numbers = ", ".join(f"{name} {len(some):,}" for name, some in splits.items())
+    print(
+        f"{source.path.name}: {numbers} prompts; those that are held out are answered "
+        f"by {'the likeliest' if likeliest else 'drawn'} tokens.",
+        flush=True,
+    )
 
     def prepare(loaded: Any, stack: contextlib.ExitStack) -> Tuned:
-        identity: dict[str, Any] = {"--task": task, "--reward": weights}
-        if source is not None:
-            identity["--task"] = None
+        identity: dict[str, Any] = {"--reward": weights}
         parts = parts_of(settings, loaded, adapters)
         identity["the base model"] = checksum(parts.rest)
         identity["--adapters"] = checksum(parts.params)
@@ -84,38 +89,13 @@ def train(
         identity["the data"] = checksum(made.prompts)
         return Tuned(made.job(), parts, identity)
 
-    notes = {} if source is None else {"data": source.path}
     session.execute(
         settings,
         prepare,
         model=model,
         path=path,
         output=output,
-        notes=notes,
+        notes={"data": source.path},
         to=to,
         **options,
     )
-
-
-def _problems(settings: Settings, task: str, source: Any) -> dict[str, list[Problem]]:
-    """The problems by split."""
-    if source is None:
-        return {
-            name: problems.make(task, number, settings.seed, held_out=name == "dev")
-            for name, number in (
-                ("train", settings.train_examples),
-                ("dev", settings.eval_examples),
-            )
-        }
-    items = source.problems()
-    found = {
-        name: [*map(problems.of_item, some)] for name, some in items.items() if some
-    }
-    likeliest = settings.eval_temperature == 0
-    numbers = ", ".join(f"{name} {len(some):,}" for name, some in found.items())
-    print(
-        f"{source.path.name}: {numbers} prompts; those that are held out are answered "
-        f"by {'the likeliest' if likeliest else 'drawn'} tokens.",
-        flush=True,
-    )
-    return found

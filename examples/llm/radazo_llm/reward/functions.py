@@ -69,30 +69,10 @@ def brevity(
     return [100 / (100 + len(text)) for text in completions]
 
 
-def gym(
-    prompts: Sequence[str],
-    completions: Sequence[str],
-    *,
-    dataset: Sequence[str],
-    entry: Sequence[Any],
-    **_: Any,
-) -> list[float]:
-    """The score of the answer by a dataset of the package `reasoning-gym`."""
-    import reasoning_gym  # An optional package, and only in these processes.
-
-    del prompts
-    rows = zip(completions, dataset, entry, strict=True)
-    return [
-        reasoning_gym.get_score_answer_fn(name)(answered(text), one)
-        for text, name, one in rows
-    ]
-
-
 FUNCTIONS: dict[str, RewardFunction] = {
     "answer": answer,
     "format": formatted,
     "length": brevity,
-    "gym": gym,
 }
 
 

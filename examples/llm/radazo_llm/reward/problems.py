@@ -1,6 +1,5 @@
-"""Problems to reward answers to: a user's, sums, or datasets of `reasoning-gym`."""
+"""Problems to reward answers to, of a user's file."""
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +9,6 @@ from tokenizers import Tokenizer
 from radazo_llm.examples.forms import Item
 
 _ARGUMENTS = ("prompts", "completions")  # Of reward functions, besides columns.
-GYM = "gym:"  # Before the name of a dataset of reasoning-gym.
 
 
 class Problem(NamedTuple):
@@ -19,12 +17,12 @@ class Problem(NamedTuple):
     Attributes:
       question: The text.
       columns: A value for each name.
-      before: The turns of a conversation that come before the question.
+      before: The turns of a conversation before the question; None for plain text.
     """
 
     question: str
     columns: Mapping[str, Any]
-    before: tuple[dict[str, str], ...] = ()
+    before: tuple[dict[str, str], ...] | None = None
 
 
 class Prompts(NamedTuple):
@@ -32,55 +30,6 @@ class Prompts(NamedTuple):
 
     tokens: np.ndarray  # int32 [N, T], padded on the right with 0.
     lengths: np.ndarray  # int32 [N]
-
-
-def make(task: str, number: int, seed: int, *, held_out: bool = False) -> list[Problem]:
-    """Problems of a task, the same ones for a seed.
-
-    Args:
-      task: "sum", or "gym:" and a dataset of reasoning-gym.
-      number: Number of problems.
-      seed: A seed.
-      held_out: Whether to make problems to evaluate on. One sum in five is such a
-        problem, and never among the others; of other tasks they have another seed.
-
-    Raises:
-      ValueError: If there is no such task, or reasoning-gym is not installed.
-    """
-    if task == "sum":
-        rng = random.Random(seed)
-        return [_sum(rng, held_out) for _ in range(number)]
-    if not task.startswith(GYM):
-        raise ValueError(f"--task must be sum, or {GYM} and a dataset; got {task!r}.")
-    try:
-        import reasoning_gym
-    except ImportError as error:
-        raise ValueError(
-            f"--task {task} needs `pip install reasoning-gym` ({error})."
-        ) from None
-    name = task.removeprefix(GYM)
-    try:
-        seed = 2 * seed + held_out
-        dataset = reasoning_gym.create_dataset(name, size=number, seed=seed)
-    except (ValueError, KeyError) as error:
-        raise ValueError(
-            f"--task must name a dataset of reasoning-gym; got {name!r} "
-            f"({error!s:.100})."
-        ) from None
-    return [
-        Problem(
-            entry["question"],
-            {"answer": entry["answer"], "dataset": name, "entry": entry},
-        )
-        for entry in dataset
-    ]
-
-
-def _sum(rng: random.Random, held_out: bool) -> Problem:
-    a = b = -1
-    while a < 0 or ((a + 2 * b) % 5 == 0) != held_out:
-        a, b = rng.randrange(100), rng.randrange(100)
-    return Problem(f"{a}+{b}=", {"answer": str(a + b)})
 
 
 def of_item(item: Item) -> Problem:

@@ -16,7 +16,13 @@ from tqdm import tqdm
 import radazo_jax as zo
 from radazo_llm.formats import tokenizers
 from radazo_llm.formats.chat_template import conversation, ends
-from radazo_llm.models.decode import AXIS_NAMES, Replies, generate_tokens, of_members
+from radazo_llm.models.decode import (
+    AXIS_NAMES,
+    Replies,
+    generate_tokens,
+    of_members,
+    replies_of,
+)
 from radazo_llm.reward import problems
 from radazo_llm.reward.pool import RewardPool, Scores
 from radazo_llm.reward.problems import Problem
@@ -67,13 +73,16 @@ class Task:
             made = [
                 p._replace(question=settings.instruction + p.question) for p in found
             ]
-            turns = [[*p.before, {"role": "user", "content": p.question}] for p in made]
-            plain = render(turns)
+            turns = [
+                [*(p.before or ()), {"role": "user", "content": p.question}]
+                for p in made
+            ]
             texts = ["\n".join(turn["content"] for turn in chat) for chat in turns]
+            prompts = texts if made[0].before is None else render(turns)
             encoded = problems.encode(
                 self.tokenizer,
-                plain,
-                special=plain == texts,  # A template has special tokens itself.
+                prompts,
+                special=prompts == texts,  # A template has special tokens itself.
                 vocab_size=config.vocab_size,
                 most=room,
             )
@@ -144,10 +153,14 @@ class Task:
         ends = step in (0, self.settings.num_steps)
         found: dict[str, Any] = {}
         for name in [n for n in self.problems if n == "dev" or (n == "test" and ends)]:
-            replies = _replies(
+            replies = replies_of(
                 self.parts.graphdef,
-                *(params, self.parts.rest, self.prompts[name], jnp.uint32(step)),
-                *(self.settings.eval_temperature, self.settings.num_tokens, self.stop),
+                (params, self.parts.rest),
+                *self.prompts[name],
+                jax.random.key(step),
+                num_tokens=self.settings.num_tokens,
+                temperature=self.settings.eval_temperature,
+                stop=self.stop,
             )
             replies = Replies(*map(np.asarray, replies))
             rows = np.arange(len(self.problems[name]))
@@ -249,23 +262,6 @@ def losses(
     )
     shape = jax.ShapeDtypeStruct(which.shape, jnp.float32)
     return jax.pure_callback(score, shape, which, replies, vmap_method="expand_dims")
-
-
-@functools.partial(
-    jax.jit, static_argnames=("graphdef", "temperature", "num_tokens", "stop")
-)
-def _replies(
-    graphdef: Any,
-    params: Any,
-    rest: Any,
-    prompts: Any,
-    seed: jax.Array,
-    temperature: float,
-    num_tokens: int,
-    stop: Any,
-) -> Replies:
-    model, key = nnx.merge(graphdef, params, rest), jax.random.key(seed)
-    return generate_tokens(model, *prompts, num_tokens, key, temperature, stop=stop)
 
 
 def _numbers(scores: Scores, replies: Replies) -> dict[str, Any]:

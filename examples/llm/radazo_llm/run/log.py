@@ -32,10 +32,9 @@ class Log(contextlib.ExitStack):
     """Writes and shows the metrics of a run.
 
     Args:
-      folder: The folder of the files, if there is any.
+      folder: The folder of the files.
       done: Number of steps of the run that are done, whose lines are kept.
       end: The last step.
-      label: The text of the progress bar.
       send: A function that gets the metrics too.
 
     Attributes:
@@ -44,31 +43,22 @@ class Log(contextlib.ExitStack):
 
     def __init__(
         self,
-        folder: Path | None,
+        folder: Path,
         done: int = 0,
         end: int = 0,
-        label: str = "",
         send: Send | None = None,
     ) -> None:
         super().__init__()
-        self.folder, self.send = folder, send
-        before = rows(folder) if folder is not None and done else []
-        self.rows = [r for r in before if r["step"] < done + is_evaluation(r)]
-        self.bar = self.enter_context(
-            tqdm(desc=label, initial=done, total=end, unit="step")
-        )
-        self.file: Any = None
-        self.board: Any = None
-        if folder is not None:
-            from tensorboardX import SummaryWriter  # Here, since it is slow to import.
+        from tensorboardX import SummaryWriter  # Here, since it is slow to import.
 
-            path = folder / METRICS
-            self.file = self.enter_context(
-                path.open("w", encoding="utf-8", buffering=1)
-            )
-            self.file.writelines(f"{json.dumps(row)}\n" for row in self.rows)
-            board = SummaryWriter(str(folder / "tensorboard"), purge_step=done)
-            self.board = self.enter_context(board)
+        self.send, before = send, rows(folder) if done else []
+        self.rows = [r for r in before if r["step"] < done + is_evaluation(r)]
+        self.bar = self.enter_context(tqdm(initial=done, total=end, unit="step"))
+        path = folder / METRICS
+        self.file = self.enter_context(path.open("w", encoding="utf-8", buffering=1))
+        self.file.writelines(f"{json.dumps(row)}\n" for row in self.rows)
+        board = SummaryWriter(str(folder / "tensorboard"), purge_step=done)
+        self.board = self.enter_context(board)
 
     def step(self, number: int, values: dict[str, Any]) -> None:
         """Writes the numbers of a step."""
@@ -130,8 +120,6 @@ class Log(contextlib.ExitStack):
         numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
         if self.send is not None:
             self.send(step, numbers)
-        if self.file is None:
-            return
         print(json.dumps(self.rows[-1]), file=self.file)
         for name, value in numbers.items():
             self.board.add_scalar(name, value, step)

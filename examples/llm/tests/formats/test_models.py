@@ -217,12 +217,6 @@ def test_weights_that_are_no_numbers_are_refused(model):
     refused(loading.load, model, match=f"tensor {name} must be finite; got NaN")
 
 
-def test_a_part_of_a_rotation_is_refused(decoder):
-    change = {"partial_rotary_factor": 0.5}
-    match = "config.json: partial_rotary_factor must be 1, .*; got 0.5"
-    refused(config.read, with_entries(decoder, change), match=match)
-
-
 @pytest.mark.parametrize("content", [DEEP, DEEP_OBJECT], ids=["lists", "objects"])
 def test_deep_json_is_refused(content, tmp_path):
     path = tmp_path / "config.json"

@@ -74,15 +74,3 @@ def test_rates_follow_from_the_search(content):
         rate = best * (searched[best] / num_steps) ** 0.5
         # It is rounded to two digits.
         assert {f"{rate:.2g}"} == {f"{row['learning_rate']:g}" for row in rows}
-
-
-def test_the_commands_of_the_guide_take_less_than_25_minutes():
-    rows = {row["case"]: row for row in read(RECORDS / "on_disk.json")["rows"]}
-    tuned = rows["tune"]
-    assert rows["install"]["seconds"] + tuned["seconds"] < 25 * 60
-    assert tuned["tuned"] > tuned["calibrated"] > tuned["untuned"]
-
-
-def test_tuning_takes_little_more_memory_than_loading_and_one_batch():
-    rows = {row["case"]: row for row in read(RECORDS / "on_disk.json")["rows"]}
-    assert rows["tune"]["peak_MiB"] <= 1.2 * rows["one batch"]["peak_MiB"]

@@ -1,8 +1,9 @@
-"""The sentences of movie reviews in an archive."""
+"""Sentences and conversations in archives."""
 
 import io
 import json
 import tarfile
+import zipfile
 
 import pytest
 
@@ -53,3 +54,27 @@ def test_other_archives_are_refused(lines, name, tmp_path):
     path = archive(tmp_path / "a.tar.gz", lines, *([name] if name else []))
     with pytest.raises(ValueError):
         sentences.write(path, tmp_path)
+
+
+CONVERSATIONS = """
+conversations:
+- [Hello, Hi]
+- [a, b, c, d, e]
+- [Hello, Hi]
+- No list
+- [long, "%s"]
+"""
+
+
+def test_conversations_are_written_once_and_end_with_a_reply(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.whl", "w") as file:
+        file.writestr("data/english/a.yml", CONVERSATIONS % ("x" * 200))
+        file.writestr("data/german/a.yml", "conversations: [[Hallo, Tag]]")
+    sentences.write_conversations(tmp_path / "x.whl", tmp_path / "x.jsonl")
+    rows = map(json.loads, (tmp_path / "x.jsonl").read_text("utf-8").splitlines())
+    chats = [[(x["role"], x["content"]) for x in row["messages"]] for row in rows]
+    roles = "user", "assistant"
+    assert chats == [
+        [*zip(roles, ("Hello", "Hi"), strict=True)],
+        [*zip(roles * 2, "abcd", strict=True)],
+    ]

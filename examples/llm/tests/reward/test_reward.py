@@ -1,6 +1,5 @@
 """Runs on rewards: resumed, and what is wrong in one line."""
 
-import dataclasses
 import json
 import shutil
 import sys
@@ -9,15 +8,13 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from radazo_llm.examples import forms
 from radazo_llm.formats import load as loading
 from radazo_llm.formats import save as saving
 from radazo_llm.formats import tokenizers
 from radazo_llm.models.decode import Replies
-from radazo_llm.models.opt import OPT
-from radazo_llm.reward import command, functions, pool, problems
+from radazo_llm.reward import command, pool, problems
 from radazo_llm.reward.task import Task
 from radazo_llm.settings import Settings
 from radazo_llm.tune.job import parts_of
@@ -32,9 +29,10 @@ REWARDS = ["--reward", "answer=1", "--reward", "length=0.5"]
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory):
-    """A model that cannot add, with the tokenizer of one that can."""
+    """A model that cannot add, with the tokenizer of one that can, and sums."""
     folder = tmp_path_factory.mktemp("small")
     warm_up.tokenizer().save(str(folder / "tokenizer.json"))
+    warm_up.write_sums(folder)
     saving.save(tiny.model(), folder)
     return folder
 
@@ -46,8 +44,8 @@ def lines(folder):
 @pytest.mark.slow
 def test_a_run_that_was_cut_ends_as_if_it_had_not_been(small, tmp_path, capsys):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    arguments = ["reward", "--model", small, *ARGUMENTS, *REWARDS, "--resume"]
-    arguments += ["--output"]
+    arguments = ["reward", "--model", small, "--data", small, *ARGUMENTS, *REWARDS]
+    arguments += ["--resume", "--output"]
     tiny.command(*arguments, whole)
     shutil.copytree(whole, cut)
     journal = (whole / "journal.jsonl").read_bytes().splitlines(keepends=True)
@@ -87,24 +85,16 @@ def test_a_run_that_was_cut_ends_as_if_it_had_not_been(small, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--population-size", "5"], "--population-size must be even; got 5"),
-        (["--population-size", "0"], "--population-size must be positive; got 0"),
-        (["--smoothing", "0"], "--smoothing must be positive and at most 1000; got 0"),
-        (
-            ["--smoothing", "nan"],
-            "--smoothing must be positive and at most 1000; got n",
-        ),
         (["--processes", "0"], "--processes"),
-        (["--b1", "1"], "--b1 must be in [0, 1); got 1"),
         (["--reward", "answer"], "--reward must be NAME=WEIGHT; got 'answer'"),
         (["--reward", "answer=nan"], "--reward must be NAME=WEIGHT"),
         (["--reward", "none=1"], "reward must be one of answer, format"),
-        (["--task", "chess"], "--task must be sum, or gym: and a dataset"),
         (["--tokens", "40"], "--tokens must be below the model's 32 positions"),
         (["--tokens", "26"], "prompts must have from 1 to 6 tokens"),
     ],
 )
 def test_errors_are_one_line(arguments, message, small, tmp_path, capsys):
-    options = ("--output", tmp_path, *ARGUMENTS, *arguments)
+    options = ("--data", small, "--output", tmp_path, *ARGUMENTS, *arguments)
     assert message in tiny.refused(capsys, "reward", "--model", small, *options)
 
 
@@ -118,7 +108,7 @@ def test_reward_functions_may_lie_in_the_present_folder(small, tmp_path, monkeyp
     monkeypatch.setattr(sys, "path", [*sys.path])
     given = ("--reward", "rewards_of_mine:short=1", "--tokens", 40, "--output", "run")
     with pytest.raises(SystemExit):
-        tiny.command("reward", "--model", small, *given)
+        tiny.command("reward", "--model", small, "--data", small, *given)
     assert "rewards_of_mine" in sys.modules
     del sys.modules["rewards_of_mine"]
 
@@ -133,11 +123,12 @@ class Pool(NamedTuple):
         return pool.Scores(np.array(self.total), {}, self.failures)
 
 
-def task_of(small, folder, scores, **settings):
+def task_of(small, folder, scores, before=None, **settings):
     """A task whose scores are given, for two problems of each split."""
     settings = Settings.of("reward", **{"num_tokens": 2, "lora_rank": 2} | settings)
     parts = parts_of(settings, loading.load(small, dtype=jnp.float32))
-    made = {name: problems.make("sum", 2, 0) for name in ("train", "dev")}
+    some = [p._replace(before=before) for p in warm_up.sums(2, 0)]
+    made = {name: some for name in ("train", "dev")}
     folder.mkdir(exist_ok=True)
     return Task(settings, parts, small, made, scores, folder)
 
@@ -211,7 +202,7 @@ def test_rows_become_problems():
     found = problems.of_item(item)
     assert found == ("u", {"level": 3, "answer": "b"}, turns[:1])
     item = item._replace(turns=(), prompt="q", candidates=())
-    assert problems.of_item(item) == ("q", {"level": 3, "answer": "0"}, ())
+    assert problems.of_item(item) == ("q", {"level": 3, "answer": "0"}, None)
     both = problems.columns([found, problems.Problem("q", {"level": 4})])
     assert both == {"level": [3, 4], "answer": ["b", None]}
     with pytest.raises(ValueError, match="must have a turn of the user before"):
@@ -220,7 +211,7 @@ def test_rows_become_problems():
 
 def test_an_instruction_stands_in_front_of_each_question(small, tmp_path):
     task = task_of(small, tmp_path, None, instruction="1+1=")
-    plain = problems.make("sum", 2, 0)
+    plain = warm_up.sums(2, 0)
     for name in ("train", "dev"):
         found = task.problems[name]
         assert [p.question for p in found] == ["1+1=" + p.question for p in plain]
@@ -229,11 +220,22 @@ def test_an_instruction_stands_in_front_of_each_question(small, tmp_path):
         np.testing.assert_array_equal(task.prompts[name].lengths, lengths)
 
 
+def test_a_chat_template_is_for_turns_alone(small, tmp_path):
+    """Plain prompts stay as they are, as `tune` reads them without --chat."""
+    chatting = shutil.copytree(small, tmp_path / "chatting")
+    (chatting / "chat_template.jinja").write_text("{{ messages[-1].content }}==")
+    expected = [len(p.question) for p in warm_up.sums(2, 0)]
+    for before, more in ((None, 1), ((), 2)):  # `</s>` at the begin, or the template.
+        task = task_of(chatting, tmp_path, None, before)
+        found = task.prompts["dev"].lengths
+        np.testing.assert_array_equal(found, np.add(expected, more))
+
+
 def test_held_out_sums_are_no_others():
-    train = {p.question for p in problems.make("sum", 5000, 0)}
-    held_out = {p.question for p in problems.make("sum", 500, 0, held_out=True)}
+    train = {p.question for p in warm_up.sums(5000, 0)}
+    held_out = {p.question for p in warm_up.sums(500, 0, held_out=True)}
     assert train.isdisjoint(held_out) and len(held_out) > 300
-    for problem in problems.make("sum", 50, 1):
+    for problem in warm_up.sums(50, 1):
         a, b = problem.question.removesuffix("=").split("+")
         assert problem.columns["answer"] == str(int(a) + int(b))
 
@@ -251,48 +253,11 @@ def test_prompts_are_padded_and_not_cut(small):
         problems.encode(tokenizer, texts, most=7, special=True, vocab_size=8)
 
 
-def test_the_gym_is_named_where_it_is_missing():
-    try:
-        import reasoning_gym  # noqa: F401
-    except ImportError:
-        with pytest.raises(ValueError, match="needs `pip install reasoning-gym`"):
-            problems.make("gym:chain_sum", 2, 0)
-    else:
-        made = problems.make("gym:chain_sum", 2, 0)
-        assert {"answer", "dataset", "entry"} == set(made[0].columns)
-        with pytest.raises(ValueError, match="--task must name a dataset of reason"):
-            problems.make("gym:no such", 2, 0)
-
-
-@pytest.mark.slow
-def test_a_task_of_the_gym(tmp_path):
-    pytest.importorskip("reasoning_gym")
-    source, output = tmp_path / "model", tmp_path / "run"
-    source.mkdir()
-    warm_up.tokenizer().save(str(source / "tokenizer.json"))
-    config = dataclasses.replace(tiny.CONFIG, max_position_embeddings=256)
-    saving.save(OPT(config, dtype=jnp.float32, rngs=nnx.Rngs(0)), source)
-    arguments = ["reward", "--model", source, *ARGUMENTS, "--task", "gym:chain_sum"]
-    both = ["--reward", "gym=1", "--reward", "length=0.5"]
-    tiny.command(*arguments, *both, "--output", output)
-    rows = [row for row in lines(output) if "reward" in row]
-    assert [row["step"] for row in rows] == [0, 1, 2, 3]
-    for row in rows:
-        assert row["reward"] == pytest.approx(
-            row["gym"] + 0.5 * row["length"], rel=1e-5
-        )
-    # An answer that is right has the largest score.
-    made = problems.make("gym:chain_sum", 3, 0)
-    answers = [p.columns["answer"] for p in made]
-    scored = functions.gym([], answers, **problems.columns(made))
-    assert scored == [1.0] * 3
-    assert max(functions.gym([], ["none"] * 3, **problems.columns(made))) < 0.5
-
-
 @pytest.mark.slow
 def test_a_measured_rate(small, tmp_path, capsys):
-    arguments = ["reward", "--model", small, *ARGUMENTS, "--learning-rate", 0]
-    tiny.command(*arguments, "--reward", "length=1", "--output", tmp_path)
+    arguments = ["reward", "--model", small, "--data", small, *ARGUMENTS]
+    arguments += ["--learning-rate", 0, "--reward", "length=1"]
+    tiny.command(*arguments, "--output", tmp_path)
     assert "decayed to 0 over     4 steps" in capsys.readouterr().out
     about = json.loads((tmp_path / "settings.json").read_text("utf-8"))
     assert about["measured"] > 0

@@ -144,24 +144,6 @@ def test_functions_come_from_files(tmp_path, monkeypatch):
             functions.load(name)
 
 
-def test_the_functions_of_tunix_are_rewards():
-    """They are the functions of its GRPO demo on grade-school sums."""
-    pytest.importorskip("tunix")
-    texts = [
-        "<reasoning>3 and 4</reasoning><answer>7</answer>",
-        "<reasoning>3 and 4</reasoning><answer>8</answer>",
-        "7",
-    ]
-    module = "tunix.cli.reward_fn.gsm8k"
-    names = [f"{module}:match_format_exactly", f"{module}:check_answer"]
-    with RewardPool(dict.fromkeys(names, 1.0), 1) as pool:
-        found = pool.score(["3 + 4"] * 3, texts, {"answer": ["7"] * 3}, 3)
-    assert not found.failures
-    np.testing.assert_array_equal(found.each[names[0]], [3, 3, 0])
-    right, wrong, none = found.each[names[1]]
-    assert right == 3 and right > wrong and right > none
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
     [

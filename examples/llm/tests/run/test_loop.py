@@ -151,8 +151,8 @@ def test_a_diverged_run_exports_nothing(job, tmp_path, steps, capsys):
     assert "tuned" not in capsys.readouterr().out
 
 
-def test_the_best_evaluation_of_a_diverged_run_is_named():
-    with Log(None) as log:
+def test_the_best_evaluation_of_a_diverged_run_is_named(tmp_path):
+    with Log(tmp_path) as log:
         for step, loss in ((0, 3.0), (10, 1.0), (20, 2.0)):
             log.evaluation(step, {"dev_loss": loss})
         with pytest.raises(FloatingPointError, match="--resume --steps 10 exports"):

@@ -60,7 +60,7 @@ def expected_loss(opt, batch, objective):
 def test_scores_are_mean_log_probabilities(sequences):
     opt, batch = model(), examples(5, sequences)
     expected = of_candidates(opt, batch)
-    found = np.float64(tables.jit(loss.scores)(opt, batch))
+    found = np.float64(jax.jit(loss.scores)(opt, batch))
     if sequences == 1:  # The denominator of the probabilities is left out.
         assert batch.targets.shape[-1] == 1
         expected, found = (x - x[:, :1] for x in (expected, found))
@@ -80,7 +80,7 @@ def test_scores_are_mean_log_probabilities(sequences):
 def test_the_loss_is_as_defined(objective, sequences, block, monkeypatch):
     monkeypatch.setattr(loss, "_BLOCK", block)  # Of tokens whose logits are made.
     opt, batch = model(), examples(9, sequences)
-    found = tables.jit(loss.loss_fn, static_argnums=2)(opt, batch, objective)
+    found = jax.jit(loss.loss_fn, static_argnums=2)(opt, batch, objective)
     expected = expected_loss(opt, batch, objective)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -134,7 +134,7 @@ def test_the_loss_of_a_step_is_the_loss_of_its_rows(number):
     settings = dataclasses.replace(SETTINGS, objective="classification")
     data = buckets(whole, bounds(whole, number))
     assert len(data) == (1 if number == 1 else 2)
-    fun = tables.jit(loss_of(settings, parts, data))
+    fun = jax.jit(loss_of(settings, parts, data))
     rows = np.array([3, 0, 1], np.int32)
     for i, part in enumerate(data):
         found = fun(parts.params, (jnp.int32(i), rows))
@@ -162,6 +162,10 @@ def test_the_loss_of_a_step_is_the_loss_of_its_rows(number):
         ({"warmup_steps": -1}, "--warmup-steps must be 0 or more; got -1"),
         ({"b1": 1.0}, "--b1 must be in [0, 1); got 1.0"),
         ({"dev_share": 1.0}, "--dev-share must be in [0, 1); got 1.0"),
+        (
+            {"command": "reward", "population_size": 0},
+            "--population-size must be positive; got 0",
+        ),
     ],
 )
 def test_bad_settings_are_refused(options, message):

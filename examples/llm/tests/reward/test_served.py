@@ -1,4 +1,4 @@
-"""Members of a population as adapters, and runs on a server that loads them."""
+"""Runs on a server that loads adapters."""
 
 import contextlib
 import http.server
@@ -10,82 +10,16 @@ import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
 import radazo_jax as zo
-from radazo_llm.formats import adapters
 from radazo_llm.models import lora
-from radazo_llm.reward import members, served
+from radazo_llm.reward import served
 
 from .. import tiny
-from ..tables import jit
-
-ESTIMATOR = zo.central_difference(zo.low_rank(2), 2, 0.3)
-
-
-def population(model):
-    """The points of a step, the parameters and the model as a function of them."""
-    graphdef, params, rest = nnx.split(model, members.matrices, ...)
-
-    def logits(params, tokens):
-        return nnx.merge(graphdef, params, rest)(tokens)
-
-    def points(key):
-        draw = zo.estimators.Draw.once(key)
-        draw = draw._replace(fun=lambda p: jnp.sum(logits(p, tiny.TOKENS)))
-        return ESTIMATOR.points(draw, params, ())[0]
-
-    return jit(points)(jax.random.key(0)), params, logits
-
-
-def at_member(logits, params, points, tokens, k, i):
-    """The logits at a perturbed point, by `perturb`."""
-
-    def found(params, points, tokens):
-        direction = jax.tree.map(lambda x: x[k], points.directions)
-        at_point = zo.perturb(lambda p: logits(p, tokens))
-        return at_point(params, direction, points.scales[k, i])
-
-    return np.asarray(jit(found)(params, points, tokens))
-
-
-@pytest.mark.slow
-def test_adapters_of_members_give_the_logits_of_perturb(tmp_path):
-    """Read again as adapters, which are added to the products in another order."""
-    model = tiny.model()
-    points, params, logits = population(model)
-    folders = members.export_members(model, points, tmp_path, base="base")
-    assert [x.name for x in folders] == ["0", "1", "2", "3"]
-    config = json.loads((folders[3] / "adapter_config.json").read_text("utf-8"))
-    assert config["r"] == config["lora_alpha"] == 2
-    assert sorted(config["target_modules"]) == sorted(lora.projections(model))
-    assert len(load_file(folders[3] / "adapter_model.safetensors")) == 2 * 2 * 6
-    expected = at_member(logits, params, points, tiny.TOKENS, 1, 1)
-    adapted = tiny.model()
-    adapters.load(adapted, folders[3])
-    found = tiny.logits(adapted)
-    assert np.abs(found - tiny.logits(model)).max() > 1e-2
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_members_of_other_parameters_are_refused(tmp_path):
-    model = tiny.model()
-    params = nnx.state(model, lambda path, v: path[-1] == "embedding")
-    points = zo.estimators.sample_points(
-        zo.low_rank(), zo.estimators.Draw.once(0), 1, [0.1], params
-    )
-    with pytest.raises(ValueError, match="of the layers' projections alone; got embed"):
-        members.export_members(model, points, tmp_path, base="")
-    assert not any(tmp_path.iterdir())
-
-
-# --- A server -----------------------------------------------------------------------
 
 
 class Fake(http.server.ThreadingHTTPServer):
