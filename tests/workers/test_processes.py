@@ -91,7 +91,7 @@ sys.stdout = open(sys.argv[3], "w")
 
 
 def of_two_processes(program, folder):
-    """What Python prints in each of two processes that run a program."""
+    """Prints of Python in each of two processes that run a program."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
