@@ -12,7 +12,7 @@ import math
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -200,6 +200,19 @@ def _check_number(
     return float(value)
 
 
+def check_called(optimizer: Any) -> None:
+    """Raises if this is a function that makes optimizers or methods, uncalled."""
+    if not isinstance(optimizer, types.FunctionType):
+        return
+    if optimizer.__module__.partition(".")[0] in ("radazo_jax", "optax"):
+        name = optimizer.__name__
+        raise TypeError(
+            "optimizer must be an Optax transformation such as radazo(1e-3), or a "
+            f"method such as methods.untuned(); got the function {name} without "
+            f"parentheses. Call it, as in {name}(...)."
+        )
+
+
 def check_callback(callback: Any) -> None:
     """Raises unless this is a function of one argument, or `None`."""
     if callback is None:
@@ -330,6 +343,25 @@ def warn_of_float32(params: optax.Params) -> None:
                 "jax.config.update('jax_enable_x64', True)."
             )
             return
+
+
+def warn_of_statistics(params: optax.Params) -> None:
+    """Warns if parameters of Flax hold the running statistics of BatchNorm."""
+    places = []
+    if isinstance(params, Mapping) and {"params", "batch_stats"} <= params.keys():
+        places = ["['batch_stats']"]
+    if "flax.nnx" in sys.modules:
+        kind = sys.modules["flax.nnx"].BatchStat
+        found = jax.tree_util.tree_leaves_with_path(
+            params, is_leaf=lambda x: isinstance(x, kind)
+        )
+        places += [jax.tree_util.keystr(p) for p, x in found if isinstance(x, kind)]
+    if places:
+        warn(
+            f"params{places[0]} is a running statistic, which the run will move like a "
+            "parameter. Pass nnx.state(model, nnx.Param) or variables['params'], and "
+            "let fun close over the rest."
+        )
 
 
 def check_not_deleted(name: str, tree: Any) -> None:

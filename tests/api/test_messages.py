@@ -107,6 +107,51 @@ def test_a_swapped_optimizer_and_estimator_are_recognized():
         assert "swapped?" in message(TypeError, call)
 
 
+@pytest.mark.parametrize("made", [zo.radazo, optax.adam, zo.methods.evolution])
+def test_a_function_without_parentheses_is_recognized(made):
+    expected = f"the function {made.__name__} without parentheses. Call it"
+    for call in (
+        lambda: zo.minimize(loss, START, made),
+        lambda: zo.minimize(loss, START, made, FORWARD),
+        lambda: zo.solver(loss, made, FORWARD),
+        lambda: zo.ask_tell(START, made),
+    ):
+        assert expected in message(TypeError, call)
+
+
+def test_an_estimator_of_a_method_is_refused():
+    text = message(ValueError, zo.minimize, loss, START, zo.methods.slopes(), FORWARD)
+    assert text.startswith("estimator must be None with a method")
+
+
+@pytest.mark.parametrize("key", [0, jax.random.key(0)], ids=str)
+def test_a_key_that_is_params_is_named(key):
+    init, _ = zo.solver(loss, zo.radazo(1e-2), FORWARD)
+    text = message(TypeError, init, key, {"w": START})
+    assert text.startswith("key must be a key") and "{w: float32[3]}" in text
+
+
+RUNS = {
+    "a method": lambda fun: zo.minimize(fun, START, progress=False),
+    "an optimizer": lambda fun: zo.minimize(fun, START, zo.radazo(1e-2)),
+    "a rate": lambda fun: zo.find_learning_rate(fun, START, 10),
+    "a smoothing": lambda fun: zo.find_smoothing(fun, START),
+    "a diagnosis": lambda fun: zo.diagnose(fun, START),
+    "a black box": lambda fun: zo.minimize_black_box(fun, START),
+}
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap])
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_run_inside_of_a_transformation_says_so(kind, transform):
+    def outer(a):
+        return RUNS[kind](lambda x: loss(x - a))
+
+    argument = jnp.ones(2) if transform is jax.vmap else 1.0
+    text = message((TypeError, zo.RunError), transform(outer), argument)
+    assert "of jax.jit, jax.vmap" in text
+
+
 @pytest.fixture
 def as_flax_needs_it():
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):

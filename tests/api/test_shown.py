@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import radazo_jax as zo
+from radazo_jax._src import shown
 from tests.helpers.compare import Hashed
 
 SIZE = 500
@@ -43,6 +44,20 @@ def test_say_the_steps_the_values_and_the_shapes(results):
     assert f"value={box.best.value:.6g}, number={box.best.number}" in repr(box.best)
     assert f"num_evaluations={box.num_evaluations}" in repr(box)
     assert f"step=0, params={shapes}" in repr(told) and "best=Best(" in repr(told)
+
+
+@pytest.mark.parametrize(
+    "values, text",
+    [
+        ([3, 1, 2], "3 to 2 in 3 steps, lowest 1 at 1"),
+        ([3, np.nan, 1, 1], "3 to 1 in 4 steps"),
+        ([np.nan, 2, 4], "nan to 4 in 3 steps, lowest 2 at 1"),
+        ([np.nan, np.nan], "nan to nan in 2 steps"),
+    ],
+    ids=str,
+)
+def test_a_lowest_value_that_is_not_the_last_one_has_its_place(values, text):
+    assert shown.series(np.array(values, float)) == text
 
 
 def test_arrays_without_values_are_printed(results):

@@ -143,3 +143,21 @@ def test_value_fn_writes_to_its_arguments():
     for _ in range(3):
         step(model, optimizer, rngs)
     assert int(rngs.dropout.count[...]) == 3
+
+
+STATISTICS = {
+    "nnx": nnx.state(nnx.BatchNorm(5, rngs=nnx.Rngs(0))),
+    "linen": {"params": {"w": np.ones(2)}, "batch_stats": {"mean": np.zeros(2)}},
+}
+
+
+@pytest.mark.parametrize("kind", STATISTICS)
+@pytest.mark.parametrize("method", [(), (zo.radazo(1e-2), FORWARD)], ids=["", "radazo"])
+def test_statistics_among_the_parameters_are_named(kind, method):
+    with pytest.warns(UserWarning, match="is a running statistic"):
+        zo.ask_tell(STATISTICS[kind], *method)
+
+
+def test_parameters_alone_are_not_warned_of(recwarn):
+    zo.ask_tell(nnx.state(nnx.BatchNorm(5, rngs=nnx.Rngs(0)), nnx.Param))
+    assert not recwarn.list

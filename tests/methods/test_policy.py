@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy.optimize import rosen
 
+from radazo_jax import minimize_black_box
 from radazo_jax._src.methods import policy, slopes
 from radazo_jax._src.methods.contract import End
 from radazo_jax._src.methods.points import scaled
@@ -14,6 +15,7 @@ RNG = np.random.default_rng(0)
 DATA = RNG.normal(size=(50, 8))
 TARGET = DATA @ RNG.normal(size=8) + 0.1 * RNG.normal(size=50)
 FIT = np.linalg.lstsq(DATA, TARGET, rcond=None)[0]
+SCALES = np.geomspace(1e-3, 1e3, 8)
 UNTUNED = policy.untuned()
 
 
@@ -272,3 +274,23 @@ def test_scaled_values_are_exact(value):
     with pytest.raises(StopIteration) as stop:
         steps.send(np.array([value]))
     np.testing.assert_equal(stop.value.value.value, value)
+
+
+@pytest.mark.parametrize(
+    "fun, start, step, reasons",
+    [
+        (sphere, np.zeros(3), None, ["few parameters", policy.SMOOTH]),
+        (sphere, np.zeros(8), None, [policy.SMOOTH]),
+        (sphere, np.zeros(101), None, [policy.MANY]),
+        (lambda x: round(sphere(x), 7), np.zeros(8), None, [policy.DIGITS]),
+        (lambda x: sphere(x / SCALES), np.zeros(8), None, [policy.APART]),
+        (lambda x: float(np.sum(np.round(x))), np.ones(8), None, [policy.STEPS]),
+        (sphere, np.zeros(3), 0.25, ["parameters have a step"]),
+        (sphere, np.zeros(101), 0.25, [policy.MANY]),
+    ],
+)
+def test_each_stage_has_a_reason(fun, start, step, reasons):
+    options = {"max_evaluations": 300, "step": step, "progress": False}
+    result = minimize_black_box(fun, start, **options)
+    found = [stage.reason for stage in result.stages]
+    assert found[: len(reasons)] == reasons and all(found)

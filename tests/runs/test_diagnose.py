@@ -161,7 +161,7 @@ def test_spacings_are_those_of_the_loss(dtype, spacing):
         slow(lambda x: jnp.sum(x) * 0 + 3, ESTIMATOR, "fun did not change"),
         (lambda x: float(1e6 + np.sum(x**2)), ESTIMATOR, "ulps: make smoothing"),
         (
-            lambda x: float(1e4 * np.sum((x - START) ** 4)),
+            lambda x: float(np.sum((x - START) ** 2 + 0.01 * x)),
             ESTIMATOR,
             "curvature makes",
         ),
@@ -172,6 +172,22 @@ def test_spacings_are_those_of_the_loss(dtype, spacing):
 )
 def test_advice_on_values(fun, estimator, advised):
     assert advised in zo.diagnose(fun, START, estimator).advice[0]
+
+
+def test_a_minimum_of_zero_has_no_slope():
+    """The values around it are 0.01, and so is their spacing."""
+    found = zo.diagnose(lambda x: float(np.sum((x - START) ** 2)), START, ESTIMATOR)
+    assert found.value == 0 and found.ulp == np.spacing(np.float32(0.01))
+    (advice,) = found.advice
+    assert advice.startswith("fun has no slope at params, as at a minimum")
+
+
+def test_a_start_without_a_value_has_one_line_of_advice():
+    found = zo.diagnose(lambda x: np.nan, START, ESTIMATOR)
+    assert len(found.advice) == 1 and "start elsewhere" in found.advice[0]
+    assert "difference" not in str(found) and "value at θ              nan" in str(
+        found
+    )
 
 
 def test_failures_are_told():

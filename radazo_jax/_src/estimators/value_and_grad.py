@@ -35,6 +35,10 @@ def value_and_grad(
 ) -> Callable[..., tuple[Any, Any]]:
     """Estimates value and gradient of a function; replaces `jax.value_and_grad`.
 
+    A call compiles a program, or finds it. Within another transformation, it is a part
+    of that program: write `jax.jit(jax.vmap(...))`, because a `jax.vmap` without `jit`
+    runs its operations one by one, which takes seconds.
+
     Args:
       fun: A function of the parameters, a tree of floating-point arrays, and of any
         other arguments; it returns a real scalar, or `(scalar, aux)` with

@@ -372,6 +372,11 @@ def _read(result: Any, vector_valued: bool) -> _Result:
             return _vector(value, info)
         number = _number(value)
     except Exception:  # Reading a value calls methods of its library.
+        if isinstance(value, jax.core.Tracer):
+            inside = (
+                "because the run was called inside of jax.jit, jax.vmap or jax.grad"
+            )
+            return _wrong(f"a traced array, {inside}", info)
         return _wrong(f"{_described(value)}, which cannot be read as a number", info)
     if number is None:
         return _wrong(f"{_described(value)}, not a number", info)

@@ -401,11 +401,13 @@ def minimized(
 
     best, idle = known.best, 0
     if models and np.isfinite(best.value):
-        best = yield from descent("")
+        best = yield from descent("parameters have a step")
         if best.reason == slopes.FIXED:
             return best
     else:
         restarts += 1
+        why = slopes.NOISE if noisy else f"more than {_MOST} parameters"
+        best = best._replace(reason=why if np.isfinite(value) else slopes.FAILED)
     while restarts > 0:
         start.report(f"evolution(step_size={_WIDE})", best.reason)
         ahead = start._replace(params=best.params)

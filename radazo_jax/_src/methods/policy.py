@@ -69,6 +69,10 @@ _UNMOVED = slopes.WITHIN, slopes.NOISE, slopes.FIXED
 
 CELLS = "parameters change the value by steps"
 STEPS = "the function is piecewise constant"
+MANY = "more than 100 parameters"
+DIGITS = "values have few digits"
+APART = "sizes of parameters are far apart"
+SMOOTH = "short differences show slopes"
 MOVES = "moves along the parameters"
 
 
@@ -220,7 +224,7 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
     d, left = len(start.params), method.left(start)
     population, sigma = evolution.default_population(d), _WIDE
     plan = yield from _first_values(method, start, value, again)
-    best, before, descends, reason = plan.end, plan.begun, plan.smooth, ""
+    best, before, descends, reason = plan.end, plan.begun, plan.smooth, plan.end.reason
     origin = End(start.params, value, "") if left > 0 and np.isfinite(value) else None
     if best.reason == slopes.FIXED:
         return best
@@ -305,7 +309,8 @@ def _first_values(
 
     def plan(kind: str, **known: Any) -> Plan:
         known = {"resolution": start.resolution, "hessian": hessian} | known
-        return Plan(End(x, value, kind), kind == "", space, begun, **known)
+        smooth = kind in (MANY, DIGITS, APART, SMOOTH)
+        return Plan(End(x, value, kind), smooth, space, begun, **known)
 
     if not np.isfinite(value):
         value = np.inf
@@ -319,7 +324,7 @@ def _first_values(
     if noisy:
         return plan(slopes.NOISE, noise=changed)
     if len(x) > _MOST:
-        return plan("")
+        return plan(MANY)
     spacing = math.sqrt(start.resolution)
     first = yield from forward(x, value, spacing * space.spans(x), space)
     if not np.any(first.steps):
@@ -327,7 +332,7 @@ def _first_values(
     if (yield from _are_coarse(x, value, begun, first, space)):
         found = yield from noise.measured(x, value, _PROBE, space)
         if found is not None and found < _COARSE:
-            return plan("", resolution=found)
+            return plan(DIGITS, resolution=found)
         first = first._replace(dead=first.dead | (found is not None))
     if np.all(first.dead | (first.steps == 0)):
         units = evolution.sizes(start, method.scale)
@@ -340,11 +345,11 @@ def _first_values(
         return (yield from _first_values(method, ahead, value, value))
     # Near a minimum slopes differ by chance, and sizes that models used are right.
     if hessian is not None or not noise.are_needed(first, value):
-        return plan("", first=first)
+        return plan(SMOOTH, first=first)
     sizes = yield from noise.sizes(x, value, first, space)
     space = space._replace(origin=x, sizes=sizes)
     first = yield from forward(x, value, spacing * space.spans(x), space)
-    kind = STEPS if _are_of_steps(first, value) else ""
+    kind = STEPS if _are_of_steps(first, value) else APART
     return plan(kind, first=first, sizes=sizes)
 
 

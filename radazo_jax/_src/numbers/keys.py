@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from radazo_jax._src import shown
+
 
 def as_key(key: jax.typing.ArrayLike, name: str = "key") -> jax.Array:
     """Turns whatever JAX users call a key into a typed Threefry key.
@@ -30,7 +32,7 @@ def as_key(key: jax.typing.ArrayLike, name: str = "key") -> jax.Array:
     ):
         raise TypeError(
             f"{name} must be a key such as jax.random.key(0), or an integer seed; "
-            f"got {key!r}."
+            f"got {shown.tree(key)}."
         )
     if not isinstance(key, jax.Array | np.ndarray | np.generic):
         return jax.random.key(operator.index(key), impl="threefry2x32")

@@ -56,7 +56,7 @@ class MethodState(NamedTuple):
             self,
             step=shown.number(self.step),
             params=shown.tree(self.params),
-            values=shown.series(self.values),
+            values=shown.series(self.values, "evaluations"),
             failures=shown.number(self.failures.evaluations),
         )
 
@@ -418,16 +418,17 @@ def begun(
             f"{type(state).__name__}. Continue it with the optimizer that made it."
         )
     params = params if state is None else state.start
-    if trees.is_traced((params, key)):
+    params = checks.as_params(params)
+    typed = keys.check_same_key(key) if state is None else state.key
+    if trees.is_traced((params, typed)):
         raise TypeError(
             "params and key must be known arrays with a method, which runs on the "
             "host; got traced ones. Call it outside of jax.jit, jax.vmap and jax.grad; "
             "inside, use solver or value_and_grad."
         )
-    params = checks.as_params(params)
     checks.check_all_finite(params)
+    checks.warn_of_statistics(params)
     box.check_bounds(bounds, params)
-    typed = keys.check_same_key(key) if state is None else state.key
     values = np.zeros(0) if state is None else state.values
     # A run with a budget restarts at the end of one without, and continues so.
     for is_limited in (limited, True):

@@ -38,7 +38,7 @@ _MORE = 12  # Evaluations at θ that are added if the first ones differ.
 _MUCH_LOST = 0.3
 _FEW_ULPS = 16.0
 _NOISY = 0.3
-_CURVED = 1.0
+_CURVED, _NO_SLOPE = 1.0, 1e3
 _AGREEING = 0.8  # An estimate then needs 1.6 times as many directions.
 _NEAR = 2.0  # Distances are measured by factors of 4.
 
@@ -51,7 +51,8 @@ class Diagnosis(NamedTuple):
       noise: The standard deviation of repeated values at one point.
       difference: The root mean square of f(θ ± s u) − f(θ), with s the distance at
         which the estimator evaluates. The part due to noise is subtracted.
-      ulp: The spacing of the numbers that the function returns, at the value.
+      ulp: The spacing of the numbers that the function returns, at the value, or at
+        the difference if that is larger.
       curvature: The part of a difference that is due to the curvature of the
         function, divided by the part due to its slope. The part due to noise is
         subtracted from both.
@@ -84,13 +85,16 @@ class Diagnosis(NamedTuple):
         if self.learning_rate is not None:
             taken = self.learning_rate.learning_rate
             measured += [f"learning rate           {taken:.3g} / √(1 + t/100)"]
-        lines = [
-            f"value at θ              {self.value:.6g}",
+        values = [
             f"noise at one point      {self.noise:.3g}",
             f"difference along u      {self.difference:.3g}",
             f"  in units of the noise {_ratio(self.difference, self.noise):.3g}",
             f"  in ulps of the value  {_ratio(self.difference, self.ulp):.3g}",
             f"curvature / slope       {self.curvature:.3g}",
+        ]
+        lines = [
+            f"value at θ              {self.value:.6g}",
+            *(values if math.isfinite(self.value) else []),
             "lost by rounding        {:.1%} (params{})".format(*_most(self.lost)),
             *measured,
             *(f"failed                  {text}" for text in self.failures),
@@ -273,7 +277,7 @@ class _Values(NamedTuple):
         size = _signal(change, at_points + at_start)
         known = base[np.isfinite(base)]
         value = float(known.mean()) if known.size else math.nan
-        spacing = _spacing(value, dtype)
+        spacing = _spacing(max(abs(value), size), dtype)
         curvature = _ratio(curve, slope)
         return Diagnosis(value, noise, size, spacing, curvature, {}, self.failures, ())
 
@@ -318,6 +322,8 @@ def _advice(
     everything = np.append(values.base, values.moved)
     failed = int(np.sum(~np.isfinite(everything)))
     text = f"fun failed at {failed} of {everything.size} points: find out why first"
+    if not math.isfinite(found.value):
+        return [f"{text}, or start elsewhere, because params have no value"]
     seen = _on_values(found, values, reasons)
     return [text] * bool(failed) + seen + _on_rounding(found, params)
 
@@ -351,6 +357,8 @@ def _on_values(found: Diagnosis, values: _Values, reasons: list[str]) -> list[st
             f"{larger(_ratio(_FEW_ULPS * ulp, difference))}, subtract a constant from "
             "fun, or compute it in a wider dtype"
         ]
+    if found.curvature > _NO_SLOPE:
+        return ["fun has no slope at params, as at a minimum: diagnose it elsewhere"]
     if found.curvature > _CURVED and not reasons:
         return [
             f"curvature makes {found.curvature:.2g} times as much of a difference as "

@@ -20,7 +20,7 @@ from radazo_jax._src.contracts import (
 from radazo_jax._src.estimators.differences import forward_difference
 from radazo_jax._src.evaluators.external import Calls, External
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.methods.contract import Method
+from radazo_jax._src.methods.contract import Method, is_method
 from radazo_jax._src.methods.policy import untuned
 from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import loop, rates
@@ -33,7 +33,7 @@ from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.rising import Rising
 from radazo_jax._src.runs.steps import Compiled
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.runs.told import Stepper, Told, begin, is_method
+from radazo_jax._src.runs.told import Stepper, Told, begin
 from radazo_jax._src.runs.vectors import refuse_step, resolution_of
 from radazo_jax._src.steps import draws, states, step
 from radazo_jax._src.steps.box import Bounds, BoundsLike, as_bounds

@@ -17,7 +17,7 @@ from radazo_jax._src.contracts import (
     check_evaluator,
 )
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.methods.contract import Method
+from radazo_jax._src.methods.contract import Method, is_method
 from radazo_jax._src.methods.policy import untuned
 from radazo_jax._src.names import checks_names
 from radazo_jax._src.points import candidates
@@ -385,13 +385,6 @@ def ask_tell(
         # Copies are made later than calls return; the caller may write to `params`.
         jax.block_until_ready(begun)
         return Told(Stepper(run, begun), Best(trees.as_numpy(begun.params)))
-
-
-def is_method(optimizer: Any, estimator: Any) -> bool:
-    """Whether a run is one of a method, and not of an optimizer."""
-    if optimizer is None:
-        return estimator is None
-    return callable(optimizer) and not hasattr(optimizer, "update")
 
 
 def begin(

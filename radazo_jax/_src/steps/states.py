@@ -189,6 +189,7 @@ def check_room(done: Any, num_steps: int = 1) -> None:
 
 def check_run(optimizer: Any, estimator: Any, evaluator: Any = vectorized()) -> None:
     """Raises unless these are what they are named."""
+    checks.check_called(optimizer)
     if isinstance(optimizer, GradientEstimator):
         raise TypeError(
             "optimizer must be an Optax transformation such as radazo(1e-3); got a "

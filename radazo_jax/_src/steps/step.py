@@ -40,12 +40,13 @@ def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverSt
       params: The parameters.
       key: The key of the run.
     """
+    typed = keys.check_same_key(key)
     given, params = params, checks.as_params(params)
     checks.warn_of_float32(given)
+    checks.warn_of_statistics(given)
     box.check_bounds(run.bounds, params)
     # A start on a bound may be off it by rounding.
     params = box.project(run.bounds, params)
-    typed = keys.check_same_key(key)
     count = trees.number(0, jnp.int32)
     return SolverState(
         params,
@@ -64,7 +65,6 @@ def traced(run: Run, state: SolverState) -> Run:
     if fun is None or programs.are_disabled():
         return run
     fun, sample = traced_functions(fun, run.sample, state.params, state.key)
-    states.check_known((fun, sample), "fun must close over")
     return run._replace(fun=fun, sample=sample)
 
 
@@ -81,6 +81,7 @@ def traced_functions(
             f"{shown.tree(sample)}. Draw from it, as by lambda key: "
             "jax.random.choice(key, data, (32,))."
         )
+    states.check_known((params, key))
     batch: tuple[Any, ...] = ()
     of_keys = None if sample is None else programs.traced(sample, key)
     if of_keys is not None:
@@ -89,7 +90,9 @@ def traced_functions(
     def loss(params: optax.Params, *batch: Any) -> Any:
         return _of_traced_params(fun, None, batch, {}, params)
 
-    return programs.traced(loss, params, *batch), of_keys
+    found = programs.traced(loss, params, *batch), of_keys
+    states.check_known(found, "fun must close over")
+    return found
 
 
 def loss_at(run: Run, state: SolverState) -> Callable[[Any], Any]:
