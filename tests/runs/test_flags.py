@@ -52,7 +52,7 @@ def test_finite_functions_stay_finite(flag):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flag", FLAGS[:2])
+@pytest.mark.parametrize("flag", FLAGS[:3])
 @pytest.mark.parametrize("estimator", WITH_MEMORY, ids=repr)
 def test_memories_that_are_empty_hold_finite_numbers(flag, estimator):
     with getattr(jax, flag)(True):

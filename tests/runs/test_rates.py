@@ -8,6 +8,7 @@ import pytest
 
 import radazo_jax as zo
 from radazo_jax._src.runs import rates
+from radazo_jax._src.runs.learning_rate import DecayedRate
 from tests.helpers.compare import Hashed
 from tests.helpers.tables import jit, slow
 
@@ -32,15 +33,17 @@ def squares(params):
     ],
 )
 def test_the_steps_are_radazo_at_a_schedule(num_steps, moments):
-    replayed = moments == "replayed"
+    held = DecayedRate.of(0.1, num_steps)
     optimizers = (
-        rates.radazo_at(0.1, num_steps, replayed),
-        zo.radazo(SCHEDULES[num_steps], bias_correction=True, moments=moments),
+        (rates.radazo(moments == "replayed", 64), (held,)),
+        (zo.radazo(SCHEDULES[num_steps], bias_correction=True, moments=moments), ()),
     )
     found = []
-    for optimizer in optimizers:
+    for optimizer, last in optimizers:
         init, step = zo.solver(squares, optimizer, zo.forward_difference(Hashed()))
         state, step = init(PARAMS, 0), jit(step)
+        kept = state.optimizer_state[: len(state.optimizer_state) - len(last)]
+        state = state._replace(optimizer_state=(*kept, *last))
         for _ in range(8):
             state, _ = step(state)
         found.append(state.params)
@@ -48,8 +51,8 @@ def test_the_steps_are_radazo_at_a_schedule(num_steps, moments):
 
 
 def test_the_rate_ends_at_zero():
-    optimizer = rates.radazo_at(0.5, 4)
-    state, found = optimizer.init(PARAMS), []
+    optimizer = rates.radazo(False, 64)
+    state, found = (*optimizer.init(PARAMS)[:-1], DecayedRate.of(0.5, 4)), []
     for _ in range(6):
         _, state = optimizer.update(PARAMS, state, PARAMS)
         found.append(float(state[-1].learning_rate))
