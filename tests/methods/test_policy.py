@@ -89,6 +89,18 @@ def test_the_resolution_of_values_is_measured(name):
     assert reached <= gap * least
 
 
+@pytest.mark.parametrize("level", [1e-3, 1e-4])
+def test_jitter_leads_to_models(level):
+    """Short differences say nothing there, and models of long moves come close."""
+    weights = np.sqrt(np.arange(2, 10))
+
+    def fun(x):
+        return squares(x) * (1 + level * np.sin(1e9 * (x @ weights)))
+
+    run = drive(UNTUNED, fun, np.zeros(8), most=90)
+    assert min(map(squares, run.points)) <= 1.2 * squares(FIT)
+
+
 def test_a_function_in_float32_ends_at_its_minimum():
     run = drive(UNTUNED, VALUES["float32"][0], np.zeros(8))
     assert run.reason == slopes.MINIMUM and run.count < 400

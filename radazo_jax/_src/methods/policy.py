@@ -48,6 +48,10 @@ _PROBE = 1e-3
 # Values with more relative noise than this have no short differences.
 _COARSE = 1e-4
 
+# Short changes have jitter if they miss the change along all parameters by this share.
+# The first distance of the points that show its level, in spans.
+_AMISS, _SHORT = 0.5, 1e-5
+
 # A short change of this share of the aim of sizes belongs to a jump.
 _JUMP = 3e-2
 
@@ -149,6 +153,8 @@ def untuned(
       has an estimate of the minimum besides its points;
     - *values of few digits*, if changes are whole multiples of one, or are 0 and differ
       at longer moves: the noise is measured, and differences are as long as it says;
+    - *jitter* of up to 20 parameters, if changes do not add up to the change along all
+      of them: the noise is measured, and `quadratic` follows;
     - *steps*, if all changes are 0: differences that cross the steps as long as these
       lead down, then `evolution`;
     - *sizes*, if slopes differ by more than 10⁴, or changes are hidden by rounding, and
@@ -312,15 +318,17 @@ def _first_values(
         smooth = kind in (MANY, DIGITS, APART, SMOOTH)
         return Plan(End(x, value, kind), smooth, space, begun, **known)
 
+    def models(reason: str, noise: float = 0.0) -> Part[quadratic.Known]:
+        start.report("quadratic()", reason)
+        units = evolution.sizes(start, method.scale)
+        return quadratic.first(start, value, units, noise)
+
     if not np.isfinite(value):
         value = np.inf
         return plan(slopes.FAILED)
     noisy = changed > _NOISY * abs(value)
     if len(x) <= (quadratic.FEW_IF_NOISY if noisy else quadratic.FEW):
-        start.report("quadratic()", "few parameters")
-        units = evolution.sizes(start, method.scale)
-        models = quadratic.first(start, value, units, noisy * changed)
-        x, value, hessian = yield from models
+        x, value, hessian = yield from models("few parameters", noisy * changed)
     if noisy:
         return plan(slopes.NOISE, noise=changed)
     if len(x) > _MOST:
@@ -334,6 +342,11 @@ def _first_values(
         if found is not None and found < _COARSE:
             return plan(DIGITS, resolution=found)
         first = first._replace(dead=first.dead | (found is not None))
+    elif quadratic.FEW < len(x) <= quadratic.FEW_IF_NOISY:
+        found = yield from _jitter(x, value, first, space)
+        if found is not None and found > start.resolution:
+            x, value, hessian = yield from models("values jitter")
+            return plan("", resolution=found)
     if np.all(first.dead | (first.steps == 0)):
         units = evolution.sizes(start, method.scale)
         x, value = yield from far.long_differences(x, value, units, space)
@@ -469,6 +482,19 @@ def _are_coarse(
     moves = np.where(dead, _PROBE * space.spans(x) * np.sign(first.steps), 0)
     values = yield space.point(x + np.array([[1.0], [2.0]]) * moves)
     return bool(np.any(values != value))
+
+
+def _jitter(
+    x: np.ndarray, value: float, first: Differences, space: Space
+) -> Part[float | None]:
+    """Measures the relative noise of values whose short changes do not add up."""
+    if np.any(first.dead) or not np.all(first.known):
+        return None
+    whole = (yield space.point(x + first.steps)[None])[0] - value
+    missed = abs(whole - np.sum(first.changes))
+    if not missed > _AMISS * np.linalg.norm(first.changes):
+        return None
+    return (yield from noise.measured(x, value, _SHORT, space))
 
 
 def _are_of_steps(first: Differences, value: float) -> bool:

@@ -26,7 +26,7 @@ FEW, FEW_IF_NOISY = 6, 20
 # Models that come first end at this share of the first radius; after so many
 # evaluations, times d + 1; or after so many without progress, which is a fall by more
 # than a share of all falls so far.
-_LAST_FIRST, _LONGEST, _PATIENCE, _PROGRESS = 1e-2, 15, 2, 1e-3
+_LAST_FIRST, _LONGEST, _PATIENCE, _PROGRESS = 1e-2, 15, 4, 1e-3
 
 # They also end if they promise less than this share of all falls so far.
 _LITTLE = 1e-7
