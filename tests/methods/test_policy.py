@@ -6,8 +6,6 @@ import pytest
 from scipy.optimize import rosen
 
 from radazo_jax._src.methods import policy, slopes
-from radazo_jax._src.methods.contract import End
-from radazo_jax._src.methods.points import power_of, scaled
 from tests.helpers.driver import drive, started
 
 RNG = np.random.default_rng(0)
@@ -258,17 +256,3 @@ def test_the_factory_is_its_arguments():
     for name, value in [("tolerance", -1.0), ("tolerance", 1.0), ("restarts", -1)]:
         with pytest.raises((TypeError, ValueError), match=name):
             policy.untuned(**{name: value})
-
-
-@pytest.mark.parametrize("value", [0.0, np.nan, 1.0, -3.5, 1e-300])
-def test_scaled_values_are_exact(value):
-    def inner():
-        values = yield np.zeros((1, 1))
-        return End(np.zeros(1), float(values[0]), "")
-
-    power = power_of(value)
-    steps = scaled(inner(), power)
-    next(steps)
-    with pytest.raises(StopIteration) as stop:
-        steps.send(np.array([value]))
-    np.testing.assert_equal(stop.value.value.value, value)

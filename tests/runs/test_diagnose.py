@@ -56,7 +56,8 @@ def test_measures_a_traced_function_with_its_smoothing():
     assert (found.noise, found.advice) == (0, ())
 
 
-@pytest.mark.parametrize("smoothing, is_far", [(1e-3, True), slow(0.5, False)])
+@pytest.mark.slow
+@pytest.mark.parametrize("smoothing, is_far", [(1e-3, True), (0.5, False)])
 def test_a_smoothing_that_it_would_not_choose_is_named(smoothing, is_far):
     """A function has steps of 1/4, of which directions cross none or some."""
     inputs = jax.random.normal(jax.random.key(0), (64, 9))
@@ -115,9 +116,10 @@ def test_the_noise_of_a_traced_function_is_seen():
     assert 0.6 < found.noise < 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype, spacing",
-    [slow(jnp.float32, np.spacing(np.float32(1e6))), (jnp.bfloat16, 2.0 ** (19 - 7))],
+    [(jnp.float32, np.spacing(np.float32(1e6))), (jnp.bfloat16, 2.0 ** (19 - 7))],
 )
 def test_spacings_are_those_of_the_loss(dtype, spacing):
     def fun(x):
@@ -141,7 +143,7 @@ def test_spacings_are_those_of_the_loss(dtype, spacing):
         ),
         (lambda x: 1 / 0, ESTIMATOR, "fun failed at 12 of 12 points"),
         (lambda x: np.nan, ESTIMATOR, "fun failed at 12 of 12 points"),
-        (lambda x: jnp.sum(x) * jnp.nan, ESTIMATOR, "fun failed at 80 of 80 points"),
+        slow(lambda x: jnp.sum(x) * jnp.nan, ESTIMATOR, "failed at 80 of 80 points"),
     ],
 )
 def test_advice_on_values(fun, estimator, advised):
@@ -160,8 +162,9 @@ def weighed(params):
     return jnp.sum((x @ params["large"]).astype(jnp.float32)) + small
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "distribution, share", [slow(zo.rademacher(), 1.0), (zo.low_rank(), 0.0)], ids=repr
+    "distribution, share", [(zo.rademacher(), 1.0), (zo.low_rank(), 0.0)], ids=repr
 )
 def test_finds_what_is_rounded_away(distribution, share):
     """1e-4 of numbers whose spacing is 2⁻⁷; a matrix may be perturbed by factors."""

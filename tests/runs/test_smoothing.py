@@ -182,9 +182,9 @@ def rows_of(key):
     return jax.random.randint(key, (32,), 0, 200)
 
 
-def run(estimator=None, **options):
+def run(estimator=None, optimizer=None, **options):
     given = dict(sample=rows_of, num_steps=20, key=5, progress=False)
-    return zo.minimize(batch_loss, START, None, estimator, **(given | options))
+    return zo.minimize(batch_loss, START, optimizer, estimator, **(given | options))
 
 
 @pytest.mark.slow
@@ -218,17 +218,8 @@ def test_a_run_that_continues_keeps_its_smoothing(tmp_path):
 
 @pytest.mark.slow
 def test_a_named_optimizer_has_the_default_smoothing():
-    optimizer = zo.radazo(1e-3)
     named, unnamed = (
-        zo.minimize(
-            batch_loss,
-            START,
-            optimizer,
-            estimator,
-            sample=rows_of,
-            num_steps=3,
-            progress=False,
-        )
+        run(estimator, zo.radazo(1e-3), num_steps=3)
         for estimator in (
             zo.central_difference(smoothing=5e-3),
             zo.central_difference(),
