@@ -24,7 +24,6 @@ from tests.helpers.tables import (
 
 SHAPES = {"b": (2,), "s": (), "w": (2, 3)}
 PARAMS = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
-NUM_COORDINATES = 9
 # Normalized, packed, packed by number, by number, and custom.
 OF_EACH_KIND = ("sphere", "rademacher", "orthonormal", "coordinate in turn", "smooth")
 
