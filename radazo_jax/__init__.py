@@ -58,9 +58,7 @@ from radazo_jax._src.transforms.optimizers import (
     zo_sgd,
     zo_signsgd,
 )
-from radazo_jax._src.transforms.replayed import (
-    scale_by_replayed_radazo,
-)
+from radazo_jax._src.transforms.replayed import scale_by_replayed_radazo
 from radazo_jax._src.transforms.rounding import stochastic_rounding
 from radazo_jax._src.workers.distribute import distribute
 

@@ -12,8 +12,7 @@ from radazo_jax._src.contracts import (
     Points,
     Values,
 )
-from radazo_jax._src.directions.combination import LinearCombination
-from radazo_jax._src.directions.inner import gram
+from radazo_jax._src.directions.combination import LinearCombination, gram
 from radazo_jax._src.estimators.differences import AlongDirections, Differences
 from radazo_jax._src.estimators.factors import candidate_factors
 from radazo_jax._src.estimators.gradients import estimate

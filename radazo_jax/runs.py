@@ -11,12 +11,7 @@ from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.smoothing import Smoothing
 from radazo_jax._src.runs.told import Told
 from radazo_jax._src.steps.solver import Solver
-from radazo_jax._src.steps.states import (
-    Failures,
-    RunError,
-    SolverState,
-    StepInfo,
-)
+from radazo_jax._src.steps.states import Failures, RunError, SolverState, StepInfo
 from radazo_jax._src.workers.roster import WorkerReport
 
 __all__ = [

@@ -9,14 +9,7 @@ into values, and the estimator's `reduce` turns the values into an estimate:
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    NamedTuple,
-    Protocol,
-    SupportsFloat,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, SupportsFloat
 
 import jax
 import jax.numpy as jnp

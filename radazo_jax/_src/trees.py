@@ -113,6 +113,18 @@ def as_numpy(tree: Any) -> Any:
     return jax.tree.map(of_leaf, tree)
 
 
+def words(x: Any) -> Any:
+    """The words of a typed key; anything else as it is."""
+    is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+    return jax.random.key_data(x) if is_key else x
+
+
+def of_words(x: Any, like: Any) -> Any:
+    """The inverse of `words`, of the kind of another key."""
+    is_key = jnp.issubdtype(jnp.result_type(like), jax.dtypes.prng_key)
+    return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like)) if is_key else x
+
+
 def with_float64(tree: Any) -> Any:
     """The tree with NumPy's float64 for Python's floats, which are the same numbers."""
     return jax.tree.map(lambda x: np.float64(x) if type(x) is float else x, tree)
@@ -175,11 +187,8 @@ def copy(tree: Any) -> Any:
             return x
         if is_traced(x) or not isinstance(x, jax.Array) or not x.is_fully_addressable:
             return jnp.array(x)
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            data = of_leaf(jax.random.key_data(x))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
         # Other copies are compiled, once for each shape.
-        return jax.device_put(x, may_alias=False)
+        return of_words(jax.device_put(words(x), may_alias=False), x)
 
     return jax.tree.map(of_leaf, tree)
 

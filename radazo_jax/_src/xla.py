@@ -13,6 +13,8 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
+from radazo_jax._src import trees
+
 
 def tie(tree: Any, *after: jax.Array) -> Any:
     """`tree`, not to be read before the values `after` are computed.
@@ -27,23 +29,8 @@ def barrier(tree: Any) -> Any:
 
     JAX's takes a key for used up by each primitive that it does not know.
     """
-    leaves, treedef = jax.tree.flatten(tree)
-    impls = [
-        jax.random.key_impl(x)
-        if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
-        else None
-        for x in leaves
-    ]
-    words = [
-        x if impl is None else jax.random.key_data(x)
-        for x, impl in zip(leaves, impls, strict=True)
-    ]
-    held = lax.optimization_barrier(words)
-    found = [
-        x if impl is None else jax.random.wrap_key_data(x, impl=impl)
-        for x, impl in zip(held, impls, strict=True)
-    ]
-    return jax.tree.unflatten(treedef, found)
+    held = lax.optimization_barrier(jax.tree.map(trees.words, tree))
+    return jax.tree.map(trees.of_words, held, tree)
 
 
 def tie_on_tpu(tree: Any, *after: jax.Array) -> Any:

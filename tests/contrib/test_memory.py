@@ -126,7 +126,9 @@ def test_a_query_takes_a_few_bytes(maker):
     )
     steps = 4 if maker is zo.contrib.query_reuse else 3
     buffer = state.buffer
-    assert buffer.keys.size == buffer.numbers.size == buffer.scales.size == 5 * steps
+    assert (
+        len(buffer.key_data) == buffer.numbers.size == buffer.scales.size == 5 * steps
+    )
     leaves = jax.tree.leaves((buffer.numbers, buffer.scales, state.values))
     assert sum(4 * leaf.size for leaf in leaves) <= 12 * 6 * steps
 

@@ -128,11 +128,10 @@ def run(
     timeout=30.0,
     journal=None,
     callback=None,
-    signs=False,
     **changes,
 ):
     """`distribute` on workers of this process."""
-    given = timeout, Budget(num_steps), Policy.of("drop", 10), signs
+    given = timeout, Budget(num_steps), Policy.of("drop", 10)
     driver = Driver(here, recipe(**changes), *given)
     here.start()
     try:
@@ -149,17 +148,14 @@ class Reference(NamedTuple):
     failures: tuple[int, int, int]
 
 
-def reference(num_steps=STEPS, told=lambda values: values, **changes):
-    """The same run of one process: a loop over its points, one by one.
-
-    Its steps are told a function of the values.
-    """
+def reference(num_steps=STEPS, **changes):
+    """The same run of one process: a loop over its points, one by one."""
     replica = Replica(recipe(**changes))
     n = replica.describe().line["points"]
     lines, reply = [], replica.answer(message(0, ()))
     for step in range(num_steps):
         values = [replica.evaluate(np.array([i], np.int32))[0] for i in range(n)]
-        lines.append((step, told(np.array(values)), reply.checksum))
+        lines.append((step, np.array(values), reply.checksum))
         reply = replica.answer(message(step, [lines[-1]]))
     return Reference(replica.params(), lines, reply.failures)
 

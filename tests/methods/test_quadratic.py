@@ -179,8 +179,7 @@ def first_steps(fun, x, units=None):
     start = started(x)
     units = np.ones(len(x)) if units is None else units
     value = fun(start.params)
-    problem = start.params, value, start.box, units, start.round
-    end, points = told(quadratic.first(*problem, start.resolution), fun)
+    end, points = told(quadratic.first(start, value, units), fun)
     assert end.value == fun(end.params) <= value
     return end, 1 + len(points)
 

@@ -30,6 +30,10 @@ def finite():
         yield
 
 
+def key_reuse():
+    return jax.debug_key_reuse(True)
+
+
 @contextlib.contextmanager
 def explicit_axes():
     kind = jax.sharding.AxisType.Explicit
@@ -48,9 +52,7 @@ def run(estimator, params):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "flags", [finite, lambda: jax.debug_key_reuse(True), explicit_axes]
-)
+@pytest.mark.parametrize("flags", [finite, key_reuse, explicit_axes])
 def test_finite_functions_stay_finite(flags):
     with flags():
         params = jnp.zeros((8, 4))
@@ -61,7 +63,8 @@ def test_finite_functions_stay_finite(flags):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("flags", [finite, key_reuse])
 @pytest.mark.parametrize("estimator", WITH_MEMORY, ids=repr)
-def test_memories_that_are_empty_hold_finite_numbers(estimator):
-    with finite():
+def test_memories_that_are_empty_hold_finite_numbers(flags, estimator):
+    with flags():
         assert jnp.all(jnp.isfinite(run(estimator, jnp.zeros(3))))

@@ -696,9 +696,10 @@ def test_global_generators_are_the_methods_own(method, tmp_path):
         ([1.0, np.nan], {}, ValueError, r"^params must be finite; got nan at"),
         ([1.0, 2.0], {}, zo.RunError, "check the sign of fun, or pass bounds"),
         ([1.0, 2.0], {"maximize": True}, TypeError, r"return -fun\(x\)"),
-        ([1.0, 2.0], {"scale": [1, 2]}, zo.RunError, "scale must be a number, or a"),
+        ([1.0, 2.0], {"scale": {"a": 1}}, zo.RunError, "scale must be a number, or a"),
+        ([1.0, 2.0], {"scale": np.ones(3)}, zo.RunError, r"64\[2\]; got float64\[3\]"),
     ],
-    ids=["start", "falls without end", "sign", "scale"],
+    ids=["start", "falls without end", "sign", "scale", "shape of scale"],
 )
 def test_mistakes_in_what_is_given_name_it(start, options, error, message):
     with np.errstate(all="ignore"), pytest.raises(error, match=message):

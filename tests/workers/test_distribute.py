@@ -12,7 +12,6 @@ import pytest
 
 import radazo_jax as zo
 from radazo_jax._src import trees
-from radazo_jax._src.workers.distribute import signs_of
 from radazo_jax._src.workers.messages import failed
 from radazo_jax._src.workers.shares import shares
 from tests.helpers import fleets
@@ -137,7 +136,7 @@ def corrupt(here, address, step, before_steps=False):
 
         def flip(*args):
             replica.evaluate = evaluate
-            maker = replica._told.maker
+            maker = replica._stepper
             b = maker.state.params["b"].at[1].add(np.float32(2**-20))
             maker.state = maker.state._replace(params=maker.state.params | {"b": b})
             return None if before_steps else evaluate(*args)
@@ -176,7 +175,7 @@ def test_worker_that_always_drifts_is_left_out():
 
     def before(address, request):
         if address == "b" and request.first >= 2:
-            maker = here.replicas[address]._started().maker
+            maker = here.replicas[address]._stepper
             scaled = jax.tree.map(lambda x: x * 1.0001, maker.state.params)
             maker.state = maker.state._replace(params=scaled)
 
@@ -323,61 +322,6 @@ def test_values_that_fail_are_dropped_as_by_minimize():
     assert expected.state.failures.evaluations > 0
     chex.assert_trees_all_equal(result.state.failures, expected.state.failures)
     chex.assert_trees_all_close(result.params, expected.params, atol=1e-4)
-
-
-def pair_signs(values):
-    """The shaping, with zeros of one sign."""
-    return np.asarray(zo.shaping.pair_signs()(jnp.asarray(values))) + np.float32(0)
-
-
-PAIRS = zo.central_difference(Hashed(), 4)
-
-
-@pytest.mark.parametrize(
-    "estimator",
-    [PAIRS, slow(zo.evolution_strategy(zo.rademacher(), 8, shaping=lambda x: x))],
-)
-def test_run_on_signs_is_one_that_is_told_signs(estimator, tmp_path):
-    path, here, seen = tmp_path / "run", Here(), []
-    expected = reference(told=pair_signs, estimator=estimator)
-    options = {"estimator": estimator, "signs": True, "journal": path}
-    options["callback"] = lambda report: seen.append(report.values)
-    run(here, 5, **options)
-    result = run(here, **options)
-    assert_same(result, expected)
-    assert_same_lines(path, expected)
-    np.testing.assert_allclose(result.values, np.mean(seen, 1), rtol=1e-6)
-    read = zo.runs.History.from_journal(path)
-    np.testing.assert_array_equal(np.float32(read.value), result.values)
-    state = zo.replay(path, fleets.PARAMS, fleets.OPTIMIZER, estimator)
-    chex.assert_trees_all_equal(trees.as_numpy(state.params), result.params)
-
-
-@pytest.mark.slow
-def test_run_on_signs_whose_values_fail():
-    """NaN is sent as such, and counted."""
-
-    def fails(params):
-        value, first = fleets.loss(params), params["b"][0]
-        return jnp.where(first > 0, jnp.nan, value)
-
-    members = zo.evolution_strategy(Hashed(), 8, shaping=lambda values: values)
-    changes = {"estimator": members, "make_fun": lambda: fails}
-    result = run(Here(("a",)), 3, signs=True, **changes)
-    assert_same(result, reference(3, told=signs_of, **changes))
-    assert int(result.state.failures.evaluations) == result.history.failed.sum() > 0
-
-
-def test_signs_need_pairs_and_their_journal_is_of_another_run(tmp_path):
-    path = tmp_path / "run"
-    with pytest.raises(ValueError, match="unless the points are antithetic pairs; got"):
-        run(Here(("a",)), 2, signs=True, journal=path)
-    assert not path.exists()
-    run(Here(("a",)), 2, estimator=PAIRS, signs=True, journal=path)
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match="its values is 'signs', that of the call"):
-        run(Here(("a",)), 2, estimator=PAIRS, journal=path)
-    assert path.read_bytes() == before
 
 
 # --- Bad input ----------------------------------------------------------------------
@@ -553,8 +497,6 @@ def test_function_that_fails_on_all_workers_ends_the_run():
         ({"batch_size": 0}, ValueError, "batch_size must be"),
         ({"on_failure": "retry"}, ValueError, "on_failure must be"),
         ({"params": {}}, ValueError, "params must hold"),
-        ({"values": "bits"}, ValueError, "values must be 'exact' or 'signs'; got"),
-        ({"values": "signs", "target": 0.0}, ValueError, "target and patience must be"),
     ],
 )
 def test_arguments_are_checked(change, error, text):
@@ -588,16 +530,6 @@ def test_messages_do_not_grow_with_the_parameters():
 
     # The number of a run, which is drawn, and times take more or fewer bytes.
     np.testing.assert_allclose(sent(4), sent(400), rtol=0, atol=8)
-
-
-def test_signs_of_pairs():
-    """Compared with the shaping; the other member of a failed pair is 0."""
-    rng = np.random.default_rng(0)
-    values = rng.integers(0, 3, 40).astype(np.float32)
-    chex.assert_trees_all_equal(signs_of(values), pair_signs(values))
-    values = np.float32([np.nan, 2, np.inf, np.nan, 3, -np.inf, 1, 1])
-    expected = np.float32([np.nan, 0, np.nan, np.nan, 0, np.nan, 0, 0])
-    chex.assert_trees_all_equal(signs_of(values), expected)
 
 
 def test_shares_end_first():

@@ -15,7 +15,7 @@ _MESSAGES = [
     ),
     Request(2**70, 0, np.zeros((0, 4), np.float32), np.zeros(0, np.uint32), np.ones(1)),
     Reply(
-        *(np.int64(5), 9, (1, 2, 3), float("inf"), np.float32(0.1)),
+        *(np.int64(5), 9, (1, 2, 3), np.float32(0.1)),
         *(np.ones((2, 3), np.float32), np.array([1e-45, 2], np.float32)),
     ),
     failed('"Δ"\n\udc80'),

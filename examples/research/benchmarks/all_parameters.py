@@ -13,26 +13,23 @@ bfloat16. The compilers need neither TPU nor GPU, but the extra ``tpu-aot`` or
 
 import functools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import click
 import jax
-import numpy as np
-from jax.sharding import Mesh, PartitionSpec
-from tabulate import tabulate
+from jax.sharding import PartitionSpec
 
 import radazo_jax as zo
-from benchmarks import gpus, models
+from benchmarks import models
 from benchmarks.hlo import facts
 from benchmarks.programs import (
+    alone,
+    compiled_for,
     compiled_on,
     held,
     placed,
-    tpu_topology,
 )
-from common import options
-from common.record import collect
+from common.campaign import Campaign, Case, campaign
 
 SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6
@@ -51,23 +48,15 @@ TARGETS = {
     "gpu": [("h100", "1.3B"), ("h100", "13B")],
     "tpu": [("v5e", "1.3B"), ("v5p", "1.3B"), ("v5p", "13B")],
 }
-TOPOLOGIES = {"v5e": "v5e:1x1", "v5p": "v5p:1x1x1"}
 # The most that a step with replayed moments may take, as multiples of the forward
 # pass's memory and of the operations of ZO-SGD.
 MAX_MEMORY, MAX_FLOPS = 1.06, 1.15
 
 
-def device(target: str) -> Any:
-    """A device to compile for, which need not exist."""
-    if target in TOPOLOGIES:
-        return tpu_topology(TOPOLOGIES[target], (1, 1, 1))[0]
-    return gpus.devices(target)[0]
-
-
 def compiled(target: str, size: str, method: str) -> Any:
     """The program of a forward pass or a step."""
     model = MODELS[size]()
-    mesh = Mesh(np.array([device(target)]), ("one",))
+    mesh, settings = alone(target)
     fun: Any = model.loss
     args: Any = model.params, model.batch
     donated: tuple[int, ...] = ()
@@ -80,8 +69,7 @@ def compiled(target: str, size: str, method: str) -> Any:
         args = jax.eval_shape(solver.init, model.params, key), model.batch
         fun, donated = solver.step, (0,)
     args = placed(args, mesh, lambda x: PartitionSpec())
-    options = None if target in TOPOLOGIES else gpus.options(target)
-    return compiled_on(mesh, fun, args, donated, options)
+    return compiled_on(mesh, fun, args, donated, settings)
 
 
 def measured(target: str, size: str, method: str) -> dict[str, Any]:
@@ -96,7 +84,7 @@ def measured(target: str, size: str, method: str) -> dict[str, Any]:
     }
 
 
-def cases(platform: str) -> Iterator[tuple[dict[str, Any], Any]]:
+def cases(platform: str) -> Iterator[Case]:
     for target, size in TARGETS[platform]:
         for method in (FORWARD, *METHODS):
             if size == "13B" and method == "R-AdaZO, stored":
@@ -133,15 +121,11 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-@options.command(__doc__)
+@campaign(__doc__)
 @click.option("--platform", type=click.Choice(list(TARGETS)), required=True)
-@options.output
-@options.resume
-def main(platform: str, output: Path | None, resume: bool) -> None:
-    kinds = dict.fromkeys(device(target).device_kind for target, _ in TARGETS[platform])
-    about = f"compiled for {', '.join(kinds)}"
-    rows = collect(output, resume, cases(platform), derived, device=about)
-    print(tabulate(rows, headers="keys"))
+def main(platform: str) -> Campaign:
+    about = {"device": compiled_for(target for target, _ in TARGETS[platform])}
+    return Campaign(cases(platform), derived, about)
 
 
 if __name__ == "__main__":

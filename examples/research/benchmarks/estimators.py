@@ -4,7 +4,6 @@ The optimizer is R-AdaZO. Evaluations of Rosenbrock's function take next to no t
 the rest of a step dominates. Within one run, columns are
 
 * ``state/d``: the state of the estimator, in floats of 4 bytes for each parameter;
-* ``bytes/query``: the bytes of one more query, if it keeps queries;
 * ``temporary/d``: the temporary buffers of a compiled step, likewise;
 * ``step/forward``: the time of a step per evaluation, divided by the time of
   ``forward_difference``.
@@ -12,33 +11,23 @@ the rest of a step dominates. Within one run, columns are
     python -m benchmarks.estimators --output estimators.json
 """
 
-from pathlib import Path
+import functools
 from typing import Any
 
 import click
 import jax
 import jax.numpy as jnp
-from tabulate import tabulate
 
 import radazo_jax as zo
 from benchmarks.programs import num_bytes
 from benchmarks.timing import Step, key_of, medians, scanned
 from common import options
+from common.campaign import Campaign, campaign
 from common.estimators import ESTIMATORS, evaluations
-from common.record import record, write
 from paper.functions import rosenbrock
 
 DIMENSION = 10_000
 STEPS = 50
-# Those that keep queries, with so many steps, or queries, more.
-LARGER = {
-    "query_reuse": (zo.contrib.query_reuse(memory_size=7), 10),
-    "linear_interpolation": (zo.contrib.linear_interpolation(memory_size=4), 10),
-    "gaussian_process": (
-        zo.contrib.gaussian_process(num_directions=10, memory_size=101),
-        1,
-    ),
-}
 OPTIMIZER = zo.radazo(1e-6)
 
 
@@ -84,13 +73,9 @@ def rows(repeats: int) -> list[dict[str, Any]]:
             "estimator": f"`{name}`",
             "evaluations": count,
             "state/d": bytes_of / (4 * DIMENSION),
-            "bytes/query": None,
             "temporary/d": temporary_bytes(estimator) / (4 * DIMENSION),
             "step_us": 1e6 * seconds[name] / STEPS,
         }
-        if name in LARGER:
-            larger, queries = LARGER[name]
-            row["bytes/query"] = (state_bytes(larger) - bytes_of) / queries
         found.append(row)
     each = [row["step_us"] / row["evaluations"] for row in found]
     return [
@@ -99,14 +84,10 @@ def rows(repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-@options.command(__doc__)
-@options.output
+@campaign(__doc__)
 @click.option("--repeats", type=options.COUNT, default=7)
-def main(output: Path | None, repeats: int) -> None:
-    found = rows(repeats)
-    print(tabulate(found, headers="keys", floatfmt=".2f"))
-    if output:
-        write(output, record(found))
+def main(repeats: int) -> Campaign:
+    return Campaign([({}, functools.partial(rows, repeats))])
 
 
 if __name__ == "__main__":

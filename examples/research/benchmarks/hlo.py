@@ -31,7 +31,7 @@ _ELEMENTWISE = re.compile(
 # What would take the host, or another program, into a step.
 _HOST = ("infeed", "outfeed", "send", "recv")
 _BYTES = {"pred": 1, "token": 0, "opaque": 0}
-_SHAPE = re.compile(r"([a-z]+\d*[a-z\d]*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
+_SHAPE = re.compile(r"([a-z]+\d*[a-z\d]*)\[([\d,<=]*)\]")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?(\S+) \(.*\{$")
 # Its name, the type of its result, its opcode, and what follows.
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(\S+) = (.*?) ([a-z][\w\-]*)\((.*)$")
@@ -40,21 +40,12 @@ _CALLED = re.compile(
     r"|branch_computations|called_computations)=(?:%?([\w.\-]+)|\{([^}]*)\})"
 )
 _LOOP = ("condition", "body")
-# What calls computations, and reads and writes nothing itself.
-_CONTROL = ("while", "conditional", "call")
-# What reads and writes nothing, or whose counterpart does.
-_FREE = re.compile(
-    "parameter|constant|tuple|get-tuple-element|bitcast|after-all|while|conditional"
-    "|call|partition-id|replica-id|.*-done"
-)
-_READS_A_PART = ("dynamic-slice", "gather", "slice")
 _TRIPS = re.compile(r'"known_trip_count":\s*\{"n":"(\d+)"\}')
 
 
 class Array(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
-    on_chip: bool = False  # In a TPU's fast memory.
 
     @property
     def num_bytes(self) -> int:
@@ -94,11 +85,6 @@ class Instruction(NamedTuple):
         return self.results
 
     @property
-    def main_bytes(self) -> int:
-        """The bytes in main memory of what it makes."""
-        return sum(x.num_bytes for x in self.made if not x.on_chip)
-
-    @property
     def literal(self) -> str:
         """The value of a constant."""
         return self.text.partition(")")[0]
@@ -124,11 +110,9 @@ class Program:
 
     Args:
       text: ``compiled.as_text()``.
-      trips: Number of passes of a loop whose end depends on what is computed.
     """
 
-    def __init__(self, text: str, trips: int | None = None) -> None:
-        self.trips = trips
+    def __init__(self, text: str) -> None:
         assert text.count("HloModule ") == 1, "There is more than one module."
         self.computations: dict[str, dict[str, Instruction]] = {}
         self.entry = ""
@@ -176,10 +160,6 @@ class Program:
         if known := _TRIPS.search(loop.text):
             return int(known[1])
         condition, body = (self.computations[loop.attribute(n)] for n in _LOOP)
-        if self.trips is not None and "and" in {
-            i.opcode for _, i, _ in self._walk(loop.attribute("condition"), 1, set())
-        }:
-            return self.trips
         test = self._inner(condition, "compare")
         assert "direction=LT" in test.text, f"How often does this run? {loop.text}"
         # The operands of the comparison, or if it is fused, all that it can be about.
@@ -248,84 +228,6 @@ class Program:
                 total += times * _cublas_flops(computation, instruction)
         return total
 
-    def accessed_bytes(self) -> int:
-        """The bytes of main memory that kernels read and write, on one device.
-
-        Of an array from which a kernel takes a slice, or rows, it reads no more than
-        these; an array that it updates in place it writes no further than that.
-        """
-        return self._accessed_by(self.entry)
-
-    def _accessed_by(self, name: str) -> int:
-        computation, total = self.computations[name], 0
-        for instruction in computation.values():
-            if instruction.opcode in _CONTROL:
-                loop = instruction.opcode == "while"
-                times = self._num_trips(instruction, computation) if loop else 1
-                inner = (self._accessed_by(called) for called in instruction.called)
-                total += times * sum(inner)
-            elif not _FREE.fullmatch(instruction.opcode):
-                for number, operand in enumerate(instruction.operands):
-                    if operand in computation:
-                        size = computation[operand].main_bytes
-                        total += self._read(instruction, number, size)
-                written = self._written(computation, instruction)
-                total += min(written, instruction.main_bytes)
-        return total
-
-    def _read(self, instruction: Instruction, number: int, size: int) -> int:
-        """The bytes read of an operand, which has `size` of them."""
-        made = sum(array.num_bytes for array in instruction.made)
-        opcode = instruction.opcode.removesuffix("-start")
-        if number == 0 and opcode in _READS_A_PART:
-            return min(size, made)
-        if number == 0 and instruction.opcode == "dynamic-update-slice":
-            return 0
-        if instruction.opcode != "fusion":
-            return size
-        inside = self.computations[instruction.called[0]]
-        return min(size, self._read_inside(inside, _parameter(inside, number), size))
-
-    def _passes_on(self, instruction: Instruction, number: int) -> bool:
-        """Whether the result is an operand, maybe in another shape."""
-        if instruction.opcode != "fusion":
-            return instruction.opcode in ("bitcast", "tuple")
-        inside = self.computations[instruction.called[0]]
-        last = list(inside.values())[-1]
-        while last.opcode == "bitcast":
-            last = inside[last.operands[0]]
-        return last.name == _parameter(inside, number)
-
-    def _read_inside(
-        self, computation: dict[str, Instruction], name: str, size: int
-    ) -> int:
-        total = 0
-        for user in computation.values():
-            for number, operand in enumerate(user.operands):
-                if operand != name:
-                    continue
-                if self._passes_on(user, number):
-                    total += self._read_inside(computation, user.name, size)
-                else:
-                    total += self._read(user, number, size)
-        return total
-
-    def _written(
-        self, computation: dict[str, Instruction], instruction: Instruction
-    ) -> int:
-        """The bytes that an instruction writes."""
-        if instruction.opcode == "dynamic-update-slice":
-            update = computation[instruction.operands[1]]
-            return sum(array.num_bytes for array in update.results)
-        if instruction.opcode in ("fusion", "bitcast", "tuple"):
-            if instruction.opcode == "fusion":
-                computation = self.computations[instruction.called[0]]
-                last = [list(computation.values())[-1]]
-            else:
-                last = [computation[operand] for operand in instruction.operands]
-            return sum(self._written(computation, one) for one in last)
-        return sum(array.num_bytes for array in instruction.made)
-
     def elementwise_operations(self) -> int:
         """The elements that operations other than products make, on one device.
 
@@ -378,26 +280,12 @@ def _parsed(name: str, result: str, opcode: str, text: str) -> Instruction:
     for one, several in _CALLED.findall(text):
         called += [one] if one else re.findall(r"[\w.\-]+", several)
     arrays = [
-        Array(
-            dtype,
-            tuple(int(n.strip("<=")) for n in shape.split(",") if n),
-            "S(1)" in layout,
-        )
-        for dtype, shape, layout in _SHAPE.findall(result)
+        Array(dtype, tuple(int(n.strip("<=")) for n in shape.split(",") if n))
+        for dtype, shape in _SHAPE.findall(result)
     ]
     return Instruction(
         name, opcode, tuple(arrays), tuple(operands), text, tuple(called)
     )
-
-
-def _parameter(computation: dict[str, Instruction], number: int) -> str:
-    """The name of a parameter."""
-    (found,) = (
-        i.name
-        for i in computation.values()
-        if i.opcode == "parameter" and i.literal == str(number)
-    )
-    return found
 
 
 def _up_to_closing(text: str) -> str:

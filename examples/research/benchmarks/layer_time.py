@@ -9,15 +9,11 @@ compared with
   ``tree_map`` copies under ``vmap``;
 * ``evosax``: Open_ES with a population of K, and Adam, if it is installed.
 
-Its compilation is compared with compiling one forward pass and the chain of ``floor``.
-
     python -m benchmarks.layer_time --output layer_time.json
 """
 
-import statistics
-import time
+import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -25,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from tabulate import tabulate
 
 import radazo_jax as zo
 from benchmarks.timing import (
@@ -37,8 +32,8 @@ from benchmarks.timing import (
     scanned,
 )
 from common import options
+from common.campaign import Campaign, campaign
 from common.distributions import DISTRIBUTIONS
-from common.record import record, write
 
 NUM_DIRECTIONS = 8
 SMOOTHING = 1e-3
@@ -119,33 +114,6 @@ def our_step(work: Work, distribution: zo.Distribution) -> Step:
     return ours(lambda p: work.loss(p, work.x), estimator, zo.radazo(LEARNING_RATE))
 
 
-def compile_seconds(work: Work, repeats: int) -> dict[str, float]:
-    """Median seconds to compile a traced step, and a forward pass with the chain."""
-    tx = zo.radazo(LEARNING_RATE)
-    carry = (work.params, tx.init(work.params))
-
-    def floor(carry: Any, i: jax.Array) -> Any:
-        del i
-        params, state = carry
-        value = work.loss(params, work.x)
-        gradient = jax.tree.map(lambda p: 0.1 * p, params)
-        updates, state = tx.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, value
-
-    steps = {"floor": floor} | {
-        name: our_step(work, DISTRIBUTIONS[name]) for name in MEASURED
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(repeats):
-        for name, step in steps.items():
-            jax.clear_caches()
-            lowered = jax.jit(step).lower(carry, jnp.uint32(0))
-            start = time.perf_counter()
-            lowered.compile()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
 def measure(name: str, repeats: int) -> list[dict[str, Any]]:
     """The rows of one network."""
     work, tx = WORKS[name](), zo.radazo(LEARNING_RATE)
@@ -164,10 +132,8 @@ def measure(name: str, repeats: int) -> list[dict[str, Any]]:
     if found := evosax(loss, work.params, LEARNING_RATE, NUM_DIRECTIONS, SMOOTHING):
         runs["evosax"] = scanned(*found, work.num_steps)
     seconds = medians(runs, repeats)
-    compilation = compile_seconds(work, repeats)
     return [
         {
-            "work": name,
             "distribution": distribution,
             "step_ms": 1e3 * seconds[distribution] / work.num_steps,
             "step/floor": seconds[distribution] / seconds["floor"],
@@ -176,21 +142,17 @@ def measure(name: str, repeats: int) -> list[dict[str, Any]]:
                 for other in ("naive", "evosax")
                 if other in seconds
             },
-            "compile_s": compilation[distribution],
-            "compile/floor": compilation[distribution] / compilation["floor"],
         }
         for distribution in MEASURED
     ]
 
 
-@options.command(__doc__)
-@options.output
+@campaign(__doc__)
 @click.option("--repeats", type=options.COUNT, default=7)
-def main(output: Path | None, repeats: int) -> None:
-    rows = [row for name in WORKS for row in measure(name, repeats)]
-    print(tabulate(rows, headers="keys", floatfmt=".2f"))
-    if output:
-        write(output, record(rows))
+def main(repeats: int) -> Campaign:
+    return Campaign(
+        ({"work": name}, functools.partial(measure, name, repeats)) for name in WORKS
+    )
 
 
 if __name__ == "__main__":

@@ -9,43 +9,38 @@ environment of its own. Models:
 
 * ``decoder``: 1.3B parameters in bfloat16, scanned layers, a tied embedding;
 * ``grouped_query_decoder``: 0.8B, of another shape, with all logits at once;
-* ``multi_query_decoder``: 0.4B, scanned or ``unrolled_...``;
 * ``unrolled`` and ``scanned``: twelve dense layers.
 
     python -m benchmarks.memory --output records/benchmarks/memory.json
 
 ``--output`` is written after every program, and ``--resume`` continues a stopped run.
-``--plot`` draws the rows.
 """
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
-import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 from matplotlib.ticker import NullFormatter
-from tabulate import tabulate
 
 import radazo_jax as zo
 from benchmarks import gpus, models
 from benchmarks.programs import (
+    alone,
+    compiled_for,
     compiled_on,
     held,
     num_bytes,
     placed,
     step_of,
-    tpu_topology,
 )
-from common import figures
-from common import options as command_line
+from common import figures, options
+from common.campaign import Campaign, Case, campaign
 from common.distributions import DISTRIBUTIONS
-from common.record import collect
 
 SMOOTHING = 1e-3
 LEARNING_RATE = 1e-6
@@ -54,10 +49,6 @@ MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
     "tpu": {
         "decoder": models.decoder,
         "grouped_query_decoder": models.grouped_query_decoder,
-        "multi_query_decoder": models.multi_query_decoder,
-        "unrolled_multi_query_decoder": functools.partial(
-            models.multi_query_decoder, scanned=False
-        ),
         "unrolled": models.dense_layers,
     },
     "gpu": {
@@ -69,20 +60,6 @@ MODELS: dict[str, dict[str, Callable[[], models.Model]]] = {
         "unrolled": lambda: models.dense_layers(12, 1024, 64, jnp.float32),
     },
 }
-
-
-def device(target: str) -> Any:
-    """A device to compile for, which need not exist: a GPU of `gpus`, TPU or CPU."""
-    if target == "cpu":
-        return jax.devices("cpu")[0]
-    if target == "tpu":
-        return tpu_topology("v5e:1x1", (1, 1, 1))[0]
-    return gpus.devices(target)[0]
-
-
-def options(target: str) -> dict[str, Any] | None:
-    """The options of the compiler for a device."""
-    return gpus.options(target) if target in gpus.TARGETS else None
 
 
 def program(
@@ -117,9 +94,9 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
     platform, name, *which = case.values()
     model = MODELS.get(platform, MODELS["gpu"])[name]()
     fun, args, donated = program(model, *which)
-    mesh = Mesh(np.array([device(platform)]), ("one",))
+    mesh, settings = alone(platform)
     args = placed(args, mesh, lambda x: PartitionSpec())
-    compiled = compiled_on(mesh, fun, args, donated, options(platform))
+    compiled = compiled_on(mesh, fun, args, donated, settings)
     memory = compiled.memory_analysis()
     # What the optimizer keeps: m and v in float32, for R-AdaZO; else next to none.
     keeps = case["run"] in OPTIMIZERS and platform != "cpu"
@@ -136,7 +113,7 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
 
 def cases(
     platform: str, names: list[str], counts: list[int], runs: list[str]
-) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
+) -> Iterator[Case]:
     for name in names:
         rows = [("forward", "", "")]
         for distribution in DISTRIBUTIONS:
@@ -220,9 +197,9 @@ def plot(content: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-@command_line.command(__doc__)
+@campaign(__doc__)
 @click.option("--platform", type=click.Choice(list(MODELS)), default="cpu")
-@command_line.some("--targets", of=gpus.TARGETS, text="GPUs, of the platform gpu")
+@options.some("--targets", of=gpus.TARGETS, text="GPUs, of the platform gpu")
 @click.option(
     "--models",
     type=click.Choice(sorted({name for names in MODELS.values() for name in names})),
@@ -231,38 +208,25 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 )
 @click.option(
     "--directions",
-    type=command_line.COUNT,
+    type=options.COUNT,
     multiple=True,
     default=[1, 8],
     help="Numbers of directions; can be repeated.",
 )
-@command_line.some("--runs", of=["naive", "perturb", *OPTIMIZERS], text="Programs")
-@command_line.output
-@command_line.resume
-@command_line.plot
+@options.some("--runs", of=["naive", "perturb", *OPTIMIZERS], text="Programs")
 def main(
     platform: str,
     targets: Sequence[str],
     models: Sequence[str],
     directions: Sequence[int],
     runs: Sequence[str],
-    output: Path | None,
-    resume: bool,
-    picture: Path | None,
-) -> None:
+) -> Campaign:
     names = models or list(MODELS[platform])
-    compiled_for = targets if platform == "gpu" else [platform]
-    kinds = dict.fromkeys(device(target).device_kind for target in compiled_for)
+    chosen = targets if platform == "gpu" else [platform]
     programs = [
-        case
-        for target in compiled_for
-        for case in cases(target, names, directions, runs)
+        case for target in chosen for case in cases(target, names, directions, runs)
     ]
-    about = f"compiled for {', '.join(kinds)}"
-    rows = collect(output, resume, programs, derived, device=about)
-    print(tabulate([r for r in rows if "run" in r], headers="keys", floatfmt=".4f"))
-    if picture:
-        figures.save(plot({"rows": rows}), picture)
+    return Campaign(programs, derived, {"device": compiled_for(chosen)})
 
 
 if __name__ == "__main__":

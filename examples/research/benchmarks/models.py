@@ -191,67 +191,6 @@ def grouped_query_decoder(num_layers: int = 16) -> Model:
     return Model(params, loss, tokens, num_bytes(layers) // num_layers)
 
 
-def multi_query_decoder(num_layers: int = 12, scanned: bool = True) -> Model:
-    """A decoder like Gemma, whose layers are scanned or one after another.
-
-    All queries share a key and a value. The projections of attention are one array of
-    three axes, and so are the two inputs of the feed-forward part. The logits have a
-    matrix of their own.
-    """
-    vocabulary, batch_size, length, dtype = 32000, 1, 1024, jnp.bfloat16
-    width, num_heads, size, hidden = 1536, 12, 128, 4096
-
-    def of(*shape: int) -> jax.ShapeDtypeStruct:
-        stack = (num_layers,) if scanned else ()
-        return jax.ShapeDtypeStruct((*stack, *shape), dtype)
-
-    layer_params = {
-        "norm_1": of(width),
-        "attention": of(width, num_heads + 2, size),
-        "out": of(num_heads, size, width),
-        "norm_2": of(width),
-        "gate_up": of(width, 2, hidden),
-        "down": of(hidden, width),
-    }
-    params = {
-        "embedding": jax.ShapeDtypeStruct((vocabulary, width), dtype),
-        "layers": layer_params if scanned else [layer_params] * num_layers,
-        "norm": jax.ShapeDtypeStruct((width,), dtype),
-        "logits": jax.ShapeDtypeStruct((width, vocabulary), dtype),
-    }
-
-    def normalize(scale: jax.Array, x: jax.Array) -> jax.Array:
-        wide = x.astype(jnp.float32)
-        square = jnp.mean(wide**2, axis=-1, keepdims=True)
-        return (wide * lax.rsqrt(square + 1e-6)).astype(dtype) * (1 + scale)
-
-    def layer(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
-        y = normalize(p["norm_1"], x)
-        heads = jnp.einsum("btd,dhk->bthk", y, p["attention"])
-        query, key, value = jnp.split(heads, [num_heads, num_heads + 1], axis=2)
-        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-        x = x + jnp.einsum("bthk,hkd->btd", mixed, p["out"])
-        y = jnp.einsum("btd,dgh->btgh", normalize(p["norm_2"], x), p["gate_up"])
-        return x + (jax.nn.gelu(y[:, :, 0]) * y[:, :, 1]) @ p["down"], None
-
-    def loss(params: Any, tokens: jax.Array) -> jax.Array:
-        x = params["embedding"][tokens] * jnp.asarray(width**0.5, dtype)
-        if scanned:
-            x, _ = lax.scan(layer, x, params["layers"])
-        else:
-            for p in params["layers"]:
-                x, _ = layer(x, p)
-        x = normalize(params["norm"], x)
-        logits = jnp.dot(x, params["logits"], preferred_element_type=jnp.float32)
-        targets = jnp.roll(tokens, -1, axis=1)
-        found = jnp.take_along_axis(logits, targets[..., None], axis=2)[..., 0]
-        return jnp.mean((jax.nn.logsumexp(logits, axis=2) - found)[:, :-1])
-
-    tokens = jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
-    size_of_layers = num_bytes(params["layers"])
-    return Model(params, loss, tokens, size_of_layers // num_layers)
-
-
 def dense_layers(
     num_layers: int = 12,
     width: int = 4096,

@@ -4,18 +4,21 @@ The TPU compiler needs no TPU, only libtpu (the extra ``tpu-aot``).
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import radazo_jax as zo
+from benchmarks import gpus
 
 ALL_AT_ONCE = zo.vectorized()
+_CHIPS = {"tpu": "v5e:1x1", "v5e": "v5e:1x1", "v5p": "v5p:1x1x1"}
 
 
 def without_tpu() -> None:
@@ -40,6 +43,25 @@ def tpu_topology(name: str, bounds: tuple[int, ...] | None = None) -> list[Any]:
     return topologies.get_topology_desc(
         platform="tpu", topology_name=name, **options
     ).devices
+
+
+def alone(target: str) -> tuple[Mesh, dict[str, Any] | None]:
+    """A mesh of one CPU, TPU or GPU of `gpus`, and the options of its compiler."""
+    if target == "cpu":
+        device = jax.devices("cpu")[0]
+    elif target in _CHIPS:
+        device = tpu_topology(_CHIPS[target], (1, 1, 1))[0]
+    else:
+        device = gpus.devices(target)[0]
+    options = gpus.options(target) if target in gpus.TARGETS else None
+    return Mesh(np.array([device]), ("one",)), options
+
+
+def compiled_for(targets: Iterable[str]) -> str:
+    """Names the kinds of devices, for a record."""
+    meshes = (alone(target)[0] for target in targets)
+    kinds = dict.fromkeys(mesh.devices.flat[0].device_kind for mesh in meshes)
+    return f"compiled for {', '.join(kinds)}"
 
 
 def placed(tree: Any, mesh: Mesh, spec: Callable[[Any], P]) -> Any:

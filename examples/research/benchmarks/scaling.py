@@ -15,7 +15,6 @@ environment of its own.
 import functools
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -26,7 +25,6 @@ from jax import lax
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from tabulate import tabulate
 
 import radazo_jax as zo
 from benchmarks import gpus, models
@@ -38,9 +36,8 @@ from benchmarks.programs import (
     tpu_topology,
     without_tpu,
 )
-from common import options
+from common.campaign import Campaign, campaign
 from common.distributions import DISTRIBUTIONS
-from common.record import collect
 
 AXES = ("k", "data", "model")
 SMOOTHING = 1e-3
@@ -261,11 +258,9 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-@options.command(__doc__)
+@campaign(__doc__)
 @click.option("--platform", type=click.Choice(["cpu", "gpu", "tpu"]), default="cpu")
-@options.output
-@options.resume
-def main(platform: str, output: Path | None, resume: bool) -> None:
+def main(platform: str) -> Campaign:
     without_tpu()
     jax.config.update("jax_num_cpu_devices", 8)
     programs = [
@@ -273,9 +268,7 @@ def main(platform: str, output: Path | None, resume: bool) -> None:
         for case in cases(platform)
     ]
     kind = mesh_for(platform, Spread()).devices.flat[0].device_kind
-    target = f"compiled for {kind}"
-    rows = collect(output, resume, programs, derived, device=target)
-    print(tabulate(rows, headers="keys"))
+    return Campaign(programs, derived, {"device": f"compiled for {kind}"})
 
 
 if __name__ == "__main__":

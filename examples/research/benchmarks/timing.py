@@ -1,4 +1,4 @@
-"""Steps of radazo_jax, by hand and of evosax: timed in turn, and drawn."""
+"""Steps of radazo_jax, by hand and of evosax, timed in turn."""
 
 import functools
 import importlib.util
@@ -37,8 +37,6 @@ def naive(
     optimizer: optax.GradientTransformationExtraArgs,
     num_directions: int,
     smoothing: float,
-    central: bool = False,
-    normalized: bool = False,
 ) -> Step:
     """The step by hand: draws of ``jax.random``, copies by ``tree_map``, ``vmap``."""
 
@@ -48,22 +46,12 @@ def naive(
 
         def term(key: jax.Array) -> Any:
             u = optax.tree.random_like(key, params, jax.random.normal)
-            if normalized:
-                norm = optax.tree.norm(u)
-                u = jax.tree.map(lambda v: v / norm, u)
-
-            def value(scale: float) -> jax.Array:
-                return loss(jax.tree.map(lambda p, v: p + scale * v, params, u))
-
-            if central:
-                slope = (value(smoothing) - value(-smoothing)) / (2 * smoothing)
-            else:
-                slope = (value(smoothing) - base) / smoothing
+            moved = jax.tree.map(lambda p, v: p + smoothing * v, params, u)
+            slope = (loss(moved) - base) / smoothing
             return jax.tree.map(lambda v: slope * v, u)
 
         terms = jax.vmap(term)(jax.random.split(key_of(i), num_directions))
-        factor = optax.tree.size(params) if normalized else 1
-        gradient = jax.tree.map(lambda v: factor * jnp.mean(v, axis=0), terms)
+        gradient = jax.tree.map(lambda v: jnp.mean(v, axis=0), terms)
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state
 

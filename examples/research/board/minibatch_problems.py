@@ -22,14 +22,12 @@ class Problem(NamedTuple):
       start: The parameters at the start.
       train: The examples, (x, y), of which a minibatch has 32.
       held_out: Other examples.
-      is_reward: Whether the zero of the loss has no meaning.
     """
 
     loss: Callable[[Any, Any], jax.Array]
     start: Any
     train: Any
     held_out: Any
-    is_reward: bool = False
 
     def sample(
         self, key: jax.Array, num_examples: jax.typing.ArrayLike | None = None
@@ -211,8 +209,7 @@ def reward() -> Problem:
         drawn = jax.nn.softmax(_perceptron(params, x))
         return -5 - jnp.mean(jnp.sum(drawn * near, axis=1))
 
-    found = _split(loss, _pretrained(), *_digits(moved=True))
-    return found._replace(is_reward=True)
+    return _split(loss, _pretrained(), *_digits(moved=True))
 
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {

@@ -12,7 +12,7 @@ wins on average: 0 is the searched rate, and 1 no progress.
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +30,10 @@ from common.tables import Table
 SEEDS = 3
 EVALUATIONS = 3000
 SEARCHED, RULE, ADAMM = "searched", "rule", "ZO-AdaMM's rule"
-EARLIER = "earlier default"
 
 _MULTIPLES = tuple(2.0**i for i in range(-3, 4))
 _SEARCH_SEEDS = range(100, 102)
 _VALIDATION = 128  # Examples that judge the search.
-_BATCHES = 64  # Whose losses differ by the spread.
 _B1 = 0.9
 # A step of R-AdaZO is so many times as long as one of ZO-AdaMM.
 _LONGER = math.sqrt((1 + _B1) / (1 - _B1))
@@ -60,9 +58,9 @@ class Run(NamedTuple):
       b1: β₁.
       num_steps: T.
       num_examples: The number of examples that minibatches are drawn from.
+      smoothing: μ.
       is_endless: Whether η falls as 1/√(1 + t/100), and not linearly to 0.
       is_adamm: Whether ZO-AdaMM takes the steps.
-      is_guarded: Whether a run that rises begins again at a third of η.
     """
 
     key: jax.Array
@@ -70,17 +68,16 @@ class Run(NamedTuple):
     b1: float
     num_steps: int
     num_examples: int
+    smoothing: float
     is_endless: bool = False
     is_adamm: bool = False
-    is_guarded: bool = False
 
 
 class End(NamedTuple):
-    """The end of a run: losses on the last examples and on others; times stopped."""
+    """The end of a run: losses on the last training examples and on others."""
 
     validation: float
     held_out: float
-    stopped: float
 
 
 def cases() -> list[Case]:
@@ -97,21 +94,14 @@ def cases() -> list[Case]:
     return rows
 
 
-def methods(case: Case) -> Iterator[str]:
+def methods(case: Case) -> list[str]:
     """The names of the methods of a row."""
-    for name in METHODS:
-        # The guard and the spread are compared with the rule on all problems once.
-        extra = "guarded" in name or "spread" in name
-        if (not extra or case.num_directions == 4) and (
-            name != ADAMM or case.b1 == _B1
-        ):
-            yield name
+    return [name for name in METHODS if name != ADAMM or case.b1 == _B1]
 
 
 def measured(case: Case) -> dict[str, Any]:
     """The row of a case."""
     problem = _problem(case.problem, case.dtype)
-    spread = _spread(case.problem, case.dtype)
     start = float(problem.loss(problem.start, problem.held_out))
     end = _program(case.problem, case.num_directions, case.dtype)
     run = functools.partial(_run, case)
@@ -124,15 +114,9 @@ def measured(case: Case) -> dict[str, Any]:
         "dimension": sum(x.size for x in jax.tree.leaves(problem.start)),
         "steps": run(0).num_steps,
         "learning_rates": numbers([run(seed).learning_rate for seed in range(SEEDS)]),
-        "spread": numbers(spread),
         "start": numbers(start),
         "search": numbers(search),
         "searched": numbers(rate),
-        "stopped": {
-            name: [int(end.stopped) for end in found]
-            for name, found in ends.items()
-            if "guarded" in name
-        },
         "ends": {
             name: numbers([end.held_out for end in found])
             for name, found in ends.items()
@@ -161,13 +145,16 @@ def _search(
 
 
 def _run(
-    case: Case, seed: int, multiple: float = 1.0, rise: str = "tenth", **changes: Any
+    case: Case,
+    seed: int,
+    multiple: float = 1.0,
+    is_measured: bool = False,
+    **changes: Any,
 ) -> Run:
-    """A run at a multiple of the measured rate."""
-    found = _found(case.problem, case.dtype, seed, rise)
-    guard = 0.06 if changes.get("is_guarded") else 0
+    """A run at a multiple of the measured rate, and at 5e-3 or the measured μ."""
+    found = _found(case.problem, case.dtype, seed, is_measured)
     left = case.evaluations - found.num_evaluations
-    num_steps = int(left / (case.num_directions + 1 + guard))
+    num_steps = left // (case.num_directions + 1)
     ends = None if changes.get("is_endless") else num_steps
     rate = found._replace(b1=case.b1).over(ends).learning_rate
     problem = _problem(case.problem, case.dtype)
@@ -177,6 +164,7 @@ def _run(
         case.b1,
         num_steps,
         len(problem.train[0]),
+        found.smoothing,
     )
     return run._replace(**changes)
 
@@ -189,9 +177,7 @@ METHODS: dict[str, Callable[[int, float, Callable[..., Run]], Run]] = {
     "rule × 2": lambda seed, rate, run: run(seed, 2),
     "rule × 4": lambda seed, rate, run: run(seed, 4),
     "rule, 1/√t": lambda seed, rate, run: run(seed, is_endless=True),
-    "rule of the spread": lambda seed, rate, run: run(seed, rise="spread"),
-    "rule, guarded": lambda seed, rate, run: run(seed, is_guarded=True),
-    "rule × 4, guarded": lambda seed, rate, run: run(seed, 4, is_guarded=True),
+    "rule, measured μ": lambda seed, rate, run: run(seed, is_measured=True),
     ADAMM: lambda seed, rate, run: run(seed, _LONGER, is_adamm=True),
 }
 
@@ -203,22 +189,9 @@ def _problem(name: str, dtype: str) -> Problem:
 
 
 @functools.cache
-def _spread(name: str, dtype: str) -> float:
-    """The standard deviation of the loss between minibatches, at the start."""
+def _found(name: str, dtype: str, seed: int, is_measured: bool) -> zo.runs.LearningRate:
+    """The measured rate, and μ."""
     problem = _problem(name, dtype)
-
-    def loss(key: jax.Array) -> jax.Array:
-        return problem.loss(problem.start, problem.sample(key))
-
-    keys = jax.random.split(jax.random.key(0), _BATCHES)
-    return float(jnp.std(jax.jit(lambda keys: jax.lax.map(loss, keys))(keys)))
-
-
-@functools.cache
-def _found(name: str, dtype: str, seed: int, rise: str) -> zo.runs.LearningRate:
-    """The measured rate, by a rise of a tenth of the loss or of its spread."""
-    problem = _problem(name, dtype)
-    by_spread = rise == "spread" or problem.is_reward
     return zo.find_learning_rate(
         problem.loss,
         problem.start,
@@ -226,8 +199,14 @@ def _found(name: str, dtype: str, seed: int, rise: str) -> zo.runs.LearningRate:
         sample=problem.sample,
         key=seed,
         distribution=_distribution(dtype),
-        rise=_spread(name, dtype) if by_spread else None,
+        smoothing=None if is_measured else _smoothing(name, dtype),
     )
+
+
+def _smoothing(name: str, dtype: str) -> float:
+    """μ, by the length of directions: 1 in float32, and about √d in bfloat16."""
+    size = optax.tree.size(_problem(name, dtype).start)
+    return 5e-3 if dtype == "float32" else 5e-3 / math.sqrt(size)
 
 
 def _distribution(dtype: str) -> zo.distributions.Distribution:
@@ -239,32 +218,12 @@ def _distribution(dtype: str) -> zo.distributions.Distribution:
 def _program(name: str, num_directions: int, dtype: str) -> Callable[[Run], End]:
     """The compiled runs of a problem, of any length and at any rate."""
     problem = _problem(name, dtype)
-    smoothing, distribution = 5e-3, _distribution(dtype)
-    if dtype != "float32":
-        # The length of such directions is about √d, and not 1.
-        smoothing /= math.sqrt(sum(x.size for x in jax.tree.leaves(problem.start)))
-    estimator = zo.forward_difference(distribution, num_directions, smoothing)
+
+    def estimator(smoothing: Any) -> Any:
+        return zo.forward_difference(_distribution(dtype), num_directions, smoothing)
+
     program = jax.jit(functools.partial(_end, problem, estimator))
     return lambda run: End(*map(float, program(run)))
-
-
-class _Going(NamedTuple):
-    """A run between steps.
-
-    Attributes:
-      state: The state of the solver.
-      begun: The step at which it began, or began again.
-      learning_rate: η of that step.
-      rise: The sums of 1, r and r² over the steps that a guard judges, with r the rise
-        of the loss since the start.
-      stopped: The number of times that the run began again.
-    """
-
-    state: Any
-    begun: jax.Array
-    learning_rate: jax.Array
-    rise: jax.Array
-    stopped: jax.Array
 
 
 def _end(problem: Problem, estimator: Any, run: Run) -> tuple[jax.Array, ...]:
@@ -273,54 +232,18 @@ def _end(problem: Problem, estimator: Any, run: Run) -> tuple[jax.Array, ...]:
 
     def solver(rate: Any) -> Any:
         scaled = optax.chain(moments, optax.scale(-rate), *_rounding(problem))
-        return zo.solver(problem.loss, scaled, estimator)
+        return zo.solver(problem.loss, scaled, estimator(run.smoothing))
 
-    def step(t: jax.Array, going: _Going) -> _Going:
-        share = (t - going.begun) / (run.num_steps - going.begun)
+    def step(t: jax.Array, state: Any) -> Any:
         endless = 1 / jnp.sqrt(1 + t / 100)
-        rate = going.learning_rate * jnp.where(run.is_endless, endless, 1 - share)
-        chosen = jax.random.fold_in(run.key, t)
-        batch = problem.sample(chosen, run.num_examples)
-        state, info = solver(rate)[1](going.state, batch)
-        judged = run.is_guarded & (share >= 0.15) & (share < 0.2)
-        rise = jax.lax.cond(
-            judged,
-            lambda: _powers(info.value - problem.loss(problem.start, batch)),
-            lambda: jnp.zeros(3),
-        )
-        going = going._replace(state=state, rise=going.rise + rise)
-        following = (t + 1 - going.begun) / (run.num_steps - going.begun)
-        ends = judged & (following >= 0.2)
-        again = ends & ~_is_lower(going.rise)
-        return jax.lax.cond(
-            again,
-            lambda: _Going(
-                begin(), t + 1, going.learning_rate / 3, jnp.zeros(3), going.stopped + 1
-            ),
-            lambda: going,
-        )
+        falling = jnp.where(run.is_endless, endless, 1 - t / run.num_steps)
+        batch = problem.sample(jax.random.fold_in(run.key, t), run.num_examples)
+        return solver(run.learning_rate * falling)[1](state, batch)[0]
 
-    def begin() -> Any:
-        return solver(0.0)[0](problem.start, run.key)
-
-    zero = jnp.zeros((), jnp.int32)
-    going = _Going(begin(), zero, jnp.float32(run.learning_rate), jnp.zeros(3), zero)
-    going = jax.lax.fori_loop(0, run.num_steps, step, going)
+    begun = solver(0.0)[0](problem.start, run.key)
+    params = jax.lax.fori_loop(0, run.num_steps, step, begun).params
     last = tuple(z[-_VALIDATION:] for z in problem.train)
-    losses = (problem.loss(going.state.params, x) for x in (last, problem.held_out))
-    return (*losses, going.stopped)
-
-
-def _powers(x: jax.Array) -> jax.Array:
-    return jnp.stack([jnp.ones_like(x), x, x * x])
-
-
-def _is_lower(rise: jax.Array) -> jax.Array:
-    """Whether a mean rise is at most two standard errors above 0."""
-    number, total, squares = rise
-    mean = total / number
-    variance = (squares / number - mean**2) / (number - 1)
-    return mean <= 2 * jnp.sqrt(variance)
+    return tuple(problem.loss(params, x) for x in (last, problem.held_out))
 
 
 def _either(is_adamm: Any, b1: Any) -> optax.GradientTransformation:
@@ -378,10 +301,9 @@ def kind(row: dict[str, Any]) -> str:
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
-    """The methods over all rows, the rule by kinds of rows, each row, and the past."""
+    """The methods over all rows, the rule by kinds of rows, and each row."""
     rows = content["rows"]
     kinds = {name: [r for r in rows if kind(r) == name] for name in map(kind, rows)}
-    past = [row for row in rows if EARLIER in row["ends"]]
     heads = ["median", "mean", "worst run", "diverged"]
     return [
         Table(
@@ -403,16 +325,11 @@ def tables(content: dict[str, Any]) -> list[Table]:
             ["problem", "rows", SEARCHED, *_EACH],
             [(row["problem"], kind(row), _multiple(row), *_means(row)) for row in rows],
         ),
-        Table(
-            "Lost on the rows of the earlier default",
-            ["method", *heads],
-            [(name, *_summary(past, name)) for name in (RULE, EARLIER) if past],
-        ),
     ]
 
 
 _RATES = (SEARCHED, RULE, "rule × 0.5", "rule × 2", "rule × 4")
-_EACH = [name for name in METHODS if name != SEARCHED and "guarded" not in name]
+_EACH = [name for name in METHODS if name != SEARCHED]
 
 
 def _summary(rows: Sequence[dict[str, Any]], name: str) -> tuple[str, ...]:

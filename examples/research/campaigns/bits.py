@@ -1,13 +1,14 @@
 """Which parts of a run are the same, to the bit, on other processors and versions.
 
     python -m campaigns.bits --output records/trust/bits.json \
-        --python jax_0.10.0=/path/to/another/venv/bin/python
+        --python jax_0.10.0=../another/bin/python
 
 A process computes directions, estimates and runs, others compute them with other
 instructions, other numbers of threads and, by `--python`, other versions. What is not
 equal is told by the largest difference, relative to the largest number.
 """
 
+import functools
 import os
 import subprocess
 import sys
@@ -22,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
-from common import RESEARCH, distributions, options
-from common.record import record, write
+from common import RESEARCH, distributions
+from common.campaign import Campaign, campaign
 
 DISTRIBUTIONS = distributions.DISTRIBUTIONS | {"orthonormal": zo.orthonormal()}
 SHAPES = {"first": (64, 48), "bias": (48,), "second": (48, 10)}
@@ -90,12 +91,32 @@ def computed() -> dict[str, np.ndarray]:
     return result
 
 
-def elsewhere(python: str, flags: str, processors: int | None) -> dict[str, Any]:
-    """Runs the computation in another process, and returns its arrays."""
+def given() -> dict[str, np.ndarray]:
+    """Parameters after steps on given values, as workers of a run take them."""
+    optimizers = {"zo_sgd": zo.zo_sgd(1e-3), "radazo": zo.radazo(1e-3)}
+    names = ("rademacher", "orthonormal", "gaussian")
+    result, start = {}, np.linspace(-1, 1, 1000, dtype=np.float32)
+    values = np.random.default_rng(0).normal(size=(30, 9)).astype(np.float32)
+    for name, optimizer in [("rademacher", "radazo"), *((n, "zo_sgd") for n in names)]:
+        estimator = zo.forward_difference(DISTRIBUTIONS[name], 8)
+        run = zo.ask_tell(start, optimizers[optimizer], estimator)
+        for told in values:
+            run.ask()
+            run.tell(told)
+        result[f"{name} {optimizer}"] = np.asarray(run.params)
+    return result
+
+
+def elsewhere(
+    python: str, flags: str, processors: int | None, what: Any = computed
+) -> dict[str, Any]:
+    """Runs a computation of this module in another process: its arrays, by name."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "computed.npz"
         environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-        command = [python, "-m", "campaigns.bits", "--compute", str(path)]
+        call = f"np.savez({str(path)!r}, **bits.{what.__name__}())"
+        code = f"import numpy as np; from campaigns import bits; {call}"
+        command = [python, "-c", code]
         if processors is not None:
             command = ["taskset", "-c", "0", *command]
         subprocess.run(command, env=environment, cwd=RESEARCH, check=True)
@@ -107,8 +128,6 @@ def compared(found: dict[str, Any], right: dict[str, Any]) -> dict[str, str]:
     """Compares each array with the one computed elsewhere."""
     result = {}
     for name, expected in right.items():
-        if "version" in name:
-            continue
         difference = np.abs(found[name] - expected).max() / np.abs(expected).max()
         equal = found[name].tobytes() == expected.tobytes()
         result[name] = "equal" if equal else f"{difference:.0e}"
@@ -128,31 +147,21 @@ def rows(systems: dict[str, dict[str, str]]) -> list[dict[str, str]]:
     return sorted(made, key=lambda row: list(names).index(f"{row['what']} sphere"))
 
 
-@options.command(__doc__)
-@options.output
-@click.option("--compute", type=click.Path(path_type=Path), hidden=True)
+def measured(processes: dict[str, tuple[Any, ...]]) -> list[dict[str, str]]:
+    right = elsewhere(sys.executable, *SYSTEMS["as it is"])
+    return rows({n: compared(elsewhere(*p), right) for n, p in processes.items()})
+
+
+@campaign(__doc__)
 @click.option(
     "--python", "pythons", multiple=True, help="NAME=PATH of another; can be repeated."
 )
-def main(output: Path | None, compute: Path | None, pythons: Sequence[str]) -> None:
-    if compute:
-        np.savez(compute, version=jax.__version__, **computed())
-        return
-    processes = {name: (sys.executable, *how) for name, how in SYSTEMS.items()}
+def main(pythons: Sequence[str]) -> Campaign:
+    others = {n: (sys.executable, *s) for n, s in SYSTEMS.items() if n != "as it is"}
     for text in pythons:
         name, python = text.split("=", 1)
-        processes[name] = (python, "", None)
-    right = elsewhere(*processes.pop("as it is"))
-    systems, versions = {}, [str(right["version"])]
-    for name, how in processes.items():
-        found = elsewhere(*how)
-        versions.append(str(found["version"]))
-        systems[name] = compared(found, right)
-        print(name, systems[name], flush=True)
-    if output:
-        content = record(rows(systems))
-        content["command"] = content["command"].split(" --python")[0]
-        write(output, content | {"jax": versions, "systems": list(systems)})
+        others[name] = (python, "", None)
+    return Campaign([({}, functools.partial(measured, others))])
 
 
 if __name__ == "__main__":

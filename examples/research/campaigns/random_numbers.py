@@ -13,7 +13,7 @@ References:
   the serial test and the gap test.
 """
 
-from pathlib import Path
+import functools
 from typing import Any
 
 import click
@@ -21,11 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
-from tabulate import tabulate
 
 import radazo_jax as zo
 from common import options
-from common.record import record, write
+from common.campaign import Campaign, campaign
 
 BINS, SIDE = 1024, 32  # Of the frequency test; along each axis of a serial test.
 GAP, LONGEST = 1 / 8, 96  # The interval of the gap test, in quantiles.
@@ -150,20 +149,19 @@ def run(num: int, chunk: int) -> list[dict[str, Any]]:
     return counts.rows()
 
 
-@options.command(__doc__)
-@options.output
+def suspicious(rows: list[dict[str, Any]]) -> list[str]:
+    """The tests that the numbers fail."""
+    return [row["test"] for row in rows if row["p"] < SUSPICIOUS / len(rows)]
+
+
+@campaign(__doc__)
 @click.option("--num", type=options.COUNT, default=10**9, help="Numbers drawn.")
 @click.option("--chunk", type=click.IntRange(min=2**12), default=2**22)
-def main(output: Path | None, num: int, chunk: int) -> None:
+def main(num: int, chunk: int) -> Campaign:
     if chunk % 1024 or num < chunk:
         raise click.BadParameter("must be a multiple of 1024, and at most --num.")
-    rows = run(num, chunk)
-    limit = SUSPICIOUS / len(rows)
-    print(tabulate(rows, headers="keys", floatfmt=".4g"))
-    if output:
-        write(output, record(rows) | {"num": num // chunk * chunk, "limit": limit})
-    if bad := [row["test"] for row in rows if row["p"] < limit]:
-        raise click.ClickException(f"suspicious: {', '.join(bad)}.")
+    case = {}, functools.partial(run, num, chunk)
+    return Campaign([case], about={"num": num // chunk * chunk}, failed=suspicious)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,6 @@ output = click.option(
 resume = click.option(
     "--resume", is_flag=True, help="Takes the rows that the output has."
 )
-plot = click.option(
-    "--plot",
-    "picture",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="A PNG file.",
-)
 
 
 class _Command(click.Command):

@@ -30,6 +30,8 @@ PACKAGES = {name: name for name in _NAMED} | {
 }
 _BEGIN = time.perf_counter()
 
+Row = dict[str, Any]
+
 
 def record(rows: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
     """The provenance of a file, and its rows if it has any."""
@@ -86,16 +88,17 @@ def read(path: Path) -> dict[str, Any]:
 def collect(
     output: Path | None,
     resume: bool,
-    cases: Iterable[tuple[dict[str, Any], Callable[[], dict[str, Any]]]],
-    derived: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
+    cases: Iterable[tuple[Row, Callable[[], Row | list[Row]]]],
+    derived: Callable[[list[Row]], list[Row]],
     **about: Any,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Measures one case after another, and writes a record after each.
 
     Args:
       output: The file to write.
       resume: Whether to take the rows that are there.
-      cases: Pairs of a row's identity and a function that measures the rest of it.
+      cases: Pairs of the identity of a row, or of several, and a function that
+        measures the rest of it, or of them.
       derived: Makes the record's rows from the rows measured so far.
       about: Other contents of the record.
 
@@ -103,23 +106,25 @@ def collect(
       The record's rows.
     """
     cases = list(cases)
-    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    names = tuple(cases[0][0])
+    rows: dict[tuple[Any, ...], list[Row]] = {}
     before, versions = 0, {}
     if resume and output is not None and output.exists():
-        names, found = tuple(cases[0][0]), read(output)
-        rows = {tuple(map(r.get, names)): r for r in found["rows"]}
+        found = read(output)
+        for row in found["rows"]:
+            rows.setdefault(tuple(map(row.get, names)), []).append(row)
         before, versions = found.get("seconds", 0), found["versions"]
-    for case, measure in cases:
-        key, start = tuple(case.values()), time.perf_counter()
-        new = key not in rows
-        if new:
-            rows[key] = case | measure()
-            rows[key]["compile_s"] = round(time.perf_counter() - start, 3)
-        print(*rows[key].values(), flush=True)
-        keys = [tuple(other.values()) for other, _ in cases]
-        made = derived([rows[key] for key in keys if key in rows])
+    keys = [tuple(case.values()) for case, _ in cases]
+    for key, (case, measure) in zip(keys, cases, strict=True):
+        if new := key not in rows:
+            measured = measure()
+            several = measured if isinstance(measured, list) else [measured]
+            rows[key] = [case | row for row in several]
+        for row in rows[key]:
+            print(*row.values(), flush=True)
+        made = derived([row for key in keys for row in rows.get(key, [])])
         # Rows of the file are not written again one after another.
-        if output is not None and (new or case is cases[-1][0]):
+        if output is not None and (new or key == keys[-1]):
             content = record(made) | about
             # The time of all rows, with the rows of previous runs.
             content["seconds"] += before

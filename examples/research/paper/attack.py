@@ -137,21 +137,6 @@ def tables(content: dict[str, Any]) -> list[Table]:
         )
         headers = ("method", "iterations", "speedup", "successes")
         result.append(Table(caption, headers, rows))
-
-        names = list(runs)
-        rows = []
-        for i, image in enumerate(content["images"]):
-            means = {name: array(runs[name])[i].mean() for name in names}
-            shown = [common.significant(mean, 4) for mean in means.values()]
-            other, ours = means["ZO-AdaMM"], means["R-AdaZO"]
-            ratio = f"{other / ours:.2f}" if np.isfinite([other, ours]).all() else ""
-            title = f"{image['index']}: {image['label']} → {image['target']}"
-            rows.append((title, *shown, ratio))
-        caption = (
-            f"Image by image, {setting}: mean iterations of the seeds (∞ if a seed "
-            "did not succeed), and the ratio of ZO-AdaMM to R-AdaZO"
-        )
-        result.append(Table(caption, ("test image", *names, "ratio"), rows))
     return result
 
 

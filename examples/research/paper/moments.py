@@ -17,9 +17,6 @@ direction:
     all coordinates is free, which the learning rate is; and the cosine of a v that is
     equal in all coordinates, which has no information;
 (d) the cosine of the update m_t/√v_t with ∇F, with either v_t.
-
-A last table shows the length of the first steps if gradients are noise only: the
-effect of v₀ = 0, `bias_correction` and a warm-up.
 """
 
 from collections.abc import Sequence
@@ -45,8 +42,6 @@ LEARNING_RATE = 1e-3  # η
 SMOOTHING = 5e-3  # μ
 EPS_ROOT = 1e-8  # ζ
 POINTS = 100
-TIMES = (1, 2, 3, 5, 10, 30, 100, 300, 1000)  # Of the table of the first steps.
-WARM_UP = 100
 
 # What is measured -> how the tables call it.
 MEASURES = {
@@ -130,32 +125,6 @@ def measure(dimension: int, steps: int, seeds: int) -> dict[str, np.ndarray]:
     return {name: np.transpose(out, (2, 1, 0)) for name, out in outs.items()}
 
 
-def first_steps(dimension: int) -> dict[str, list[float]]:
-    """The rms length of steps, in units of η a coordinate, at each of TIMES."""
-    warm_up = optax.linear_schedule(0.0, 1.0, WARM_UP)
-    compared = {
-        "R-AdaZO": zo.radazo(1.0),
-        "R-AdaZO, bias_correction": zo.radazo(1.0, bias_correction=True),
-        f"R-AdaZO, warm-up over {WARM_UP} steps": zo.radazo(warm_up),
-        "ZO-AdaMM": zo.zo_adamm(1.0),
-        "ZO-AdaMM, bias_correction": zo.zo_adamm(1.0, bias_correction=True),
-    }
-    times = np.arange(1, TIMES[-1] + 1)
-
-    def lengths(optimizer: optax.GradientTransformation) -> np.ndarray:
-        def step(state: Any, t: jax.Array) -> tuple[Any, jax.Array]:
-            noise = jax.random.normal(jax.random.fold_in(key, t), (dimension,))
-            update, state = optimizer.update(noise, state)
-            return state, jnp.sqrt(jnp.mean(update**2))
-
-        key = jax.random.key(0)
-        state = optimizer.init(jnp.zeros(dimension))
-        _, result = jax.jit(lambda s: jax.lax.scan(step, s, jnp.asarray(times)))(state)
-        return np.asarray(result)[np.asarray(TIMES) - 1]
-
-    return {name: lengths(optimizer) for name, optimizer in compared.items()}
-
-
 def averages(content: dict[str, Any], name: str) -> np.ndarray:
     """A measure averaged over the whole run: [betas, seeds]."""
     return array(content["measures"][name]).mean(axis=-1)
@@ -170,20 +139,10 @@ def tables(content: dict[str, Any]) -> list[Table]:
         return Table(caption, ("β₁", *(MEASURES[name] for name in names)), rows)
 
     whole = f"averages over {content['iterations'][-1]:,} iterations"
-    steps = content["first_steps"]
     names = list(MEASURES)
     return [
         table(f"Moments against the truth: {whole}", names[:4]),
         table(f"Directions, whatever their length: {whole}", names[4:]),
-        Table(
-            "Length of the t-th step, rms per coordinate, in units of η, if "
-            "gradients are noise only",
-            ("t =", *(str(t) for t in steps["times"])),
-            [
-                (name, *(common.significant(length, 3) for length in lengths))
-                for name, lengths in steps["lengths"].items()
-            ],
-        ),
     ]
 
 
@@ -235,7 +194,6 @@ def main(size: common.Size) -> None:
         "betas": BETAS,
         "iterations": np.arange(1, points + 1) * max(1, size.steps // POINTS),
         "measures": measures,
-        "first_steps": {"times": TIMES, "lengths": first_steps(dimension)},
     }
     common.finish(size.output / "moments", content, tables, plot)
 

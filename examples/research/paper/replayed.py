@@ -16,7 +16,6 @@ problems:
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -24,13 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from tabulate import tabulate
 
 import radazo_jax as zo
-from common import decoder, options
+from common import options
+from common.campaign import Campaign, Case, campaign
 from common.distributions import DISTRIBUTIONS
-from common.record import array, collect, numbers
-from paper import common, tuned
+from common.record import array, numbers
+from paper import common, decoder, tuned
 
 
 class Problem(NamedTuple):
@@ -133,7 +132,7 @@ def final_losses(
 
 def cases(
     problems: Sequence[str], distributions: Sequence[str], steps: int, seeds: int
-) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
+) -> Iterator[Case]:
     for problem, distribution, moments in itertools.product(
         problems, distributions, MOMENTS
     ):
@@ -166,7 +165,7 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*rows, *best]
 
 
-@options.command(__doc__)
+@campaign(__doc__)
 @options.some("--problems", of=PROBLEMS, text="Problems")
 @click.option(
     "--distributions",
@@ -177,20 +176,10 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 )
 @click.option("--steps", type=options.COUNT, default=2000)
 @click.option("--seeds", type=options.COUNT, default=5)
-@options.output
-@options.resume
 def main(
-    problems: Sequence[str],
-    distributions: Sequence[str],
-    steps: int,
-    seeds: int,
-    output: Path | None,
-    resume: bool,
-) -> None:
-    runs = cases(problems, distributions, steps, seeds)
-    rows = collect(output, resume, runs, derived)
-    found = [row for row in rows if "table" in row]
-    print(tabulate(found, headers="keys", floatfmt=".4f"))
+    problems: Sequence[str], distributions: Sequence[str], steps: int, seeds: int
+) -> Campaign:
+    return Campaign(cases(problems, distributions, steps, seeds), derived)
 
 
 if __name__ == "__main__":

@@ -27,14 +27,6 @@ def test_formulas_in_double_precision():
     assert theory.predicted_speedup(0.0) == theory.step_ratio(0.0) == 1.0
 
 
-@pytest.mark.parametrize("name", ["b1", "gradient_variance", "step"])
-def test_arguments_are_checked_by_name(name):
-    arguments = {"b1": 0.9, "gradient_variance": 1.0, "step": 1}
-    theory.first_moment_variance(**arguments)
-    with pytest.raises(ValueError, match=f"{name} must be .*; got -1"):
-        theory.first_moment_variance(**arguments | {name: -1})
-
-
 # At fixed θ. With d = 2000 and K = 1 the mean of g is √(d/K) = 45 times smaller than
 # its deviation in each coordinate: what E[v] holds of it, and the ratio does not, is
 # (1 + β₁)/(1 − β₁) K/d = 1 %.

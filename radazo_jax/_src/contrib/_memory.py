@@ -13,12 +13,12 @@ class QueryBuffer(NamedTuple):
     """The directions of past points, the oldest first: 16 bytes each.
 
     Attributes:
-      keys: The keys of the directions: typed keys, [size].
+      key_data: The words of the keys of the directions: uint32, [size, 2].
       numbers: Their numbers: uint32, [size].
       scales: Their scales: float32, [size].
     """
 
-    keys: jax.Array
+    key_data: jax.Array
     numbers: jax.Array
     scales: jax.Array
 
@@ -26,22 +26,20 @@ class QueryBuffer(NamedTuple):
         self, distribution: distributions.Distribution
     ) -> distributions.Direction:
         """The directions, to be drawn again, stacked."""
-        return distributions.Direction(
-            self.keys, self.numbers, self.scales, distribution
-        )
+        keys = jax.random.wrap_key_data(self.key_data, impl="threefry2x32")
+        return distributions.Direction(keys, self.numbers, self.scales, distribution)
 
     def followed_by(self, points: estimators.Points) -> "QueryBuffer":
         """The buffer of the same size that ends with the directions of these points."""
         new = points.directions
-        added = QueryBuffer(new.key, new.number, new.scale)
+        added = QueryBuffer(jax.random.key_data(new.key), new.number, new.scale)
         return jax.tree.map(followed_by, self, added)
 
 
 def empty(size: int) -> QueryBuffer:
     """A buffer before the first query."""
-    key = jax.random.key(0, impl="threefry2x32")
     return QueryBuffer(
-        jnp.broadcast_to(key, (size,)),
+        jnp.zeros((size, 2), jnp.uint32),
         jnp.zeros(size, jnp.uint32),
         jnp.zeros(size, jnp.float32),
     )
@@ -98,9 +96,6 @@ def along_tree(
 
 def followed_by(old: jax.Array, new: jax.Array) -> jax.Array:
     """Appends `new`, and drops as many of the oldest entries."""
-    if jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
-        # Directions are drawn again from keys that a buffer keeps.
-        old, new = jax.random.clone(old), jax.random.clone(new)
     return jnp.concatenate([old, new])[len(new) :]
 
 

@@ -172,9 +172,7 @@ class Distribution(Configuration, abc.ABC):
         """
         layout = self._layout(params)
         return jax.tree.map(
-            lambda u, p: u.astype(jnp.result_type(p)),
-            direction.tree(layout),
-            params,
+            lambda u, p: u.astype(jnp.result_type(p)), direction.tree(layout), params
         )
 
     # A custom distribution is complete here. Only distributions of this package, whose

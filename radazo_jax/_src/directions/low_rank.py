@@ -9,10 +9,10 @@ import jax
 import optax
 
 from radazo_jax._src import checks
+from radazo_jax._src.directions.dense import Normals
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.elements import Elements, LowRankFactors
 from radazo_jax._src.directions.layout import Layout, Leaf, MatrixAxes, Part, layout_of
-from radazo_jax._src.directions.normals import Normals
 
 # Factors are drawn as one array of at most so many numbers of all directions (32 MiB):
 # each draw takes 50 ms to compile on a CPU, but the array is held while it is split.

@@ -236,10 +236,7 @@ def central_difference(
     return CentralDifference(distribution, num_directions, far, is_named=named)
 
 
-def spsa(
-    num_directions: int = 1,
-    smoothing: float | None = None,
-) -> GradientEstimator:
+def spsa(num_directions: int = 1, smoothing: float | None = None) -> GradientEstimator:
     """Simultaneous perturbation (SPSA): two evaluations along random signs.
 
         ∇̂f(θ)ᵢ = (f(θ + μ Δ) − f(θ − μ Δ)) / (2μ Δᵢ)

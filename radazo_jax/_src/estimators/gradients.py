@@ -290,15 +290,11 @@ def _taking_all(
 
     def at(params: optax.Params, **others: Any) -> Any:
         del others
-        return mean_value(value_fn(params))
+        value = value_fn(params)
+        return jnp.mean(value) if jnp.ndim(value) else value
 
     kinds = inspect.Parameter
     keywords = (kinds(name, kinds.KEYWORD_ONLY, default=None) for name in names)
     first = kinds("params", kinds.POSITIONAL_OR_KEYWORD)
     at.__signature__ = inspect.Signature([first, *keywords])  # type: ignore[attr-defined]
     return at
-
-
-def mean_value(value: Any) -> Any:
-    """The value, or the mean if the function returns several."""
-    return jnp.mean(value) if jnp.ndim(value) else value

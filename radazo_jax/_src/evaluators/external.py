@@ -196,16 +196,18 @@ class Calls:
             return 1
         return self._pool.workers
 
-    def evaluate(
-        self, candidates: optax.Params, known: Outcome | None = None
-    ) -> Outcome | None:
+    @property
+    def room(self) -> int | None:
+        """The number of points that are evaluated together at most; `None` for all."""
+        return 1 if self._evaluator.in_turn else self._evaluator.workers
+
+    def evaluate(self, candidates: optax.Params) -> Outcome | None:
         """Evaluates points, and those that are the same once, unless `batched`.
 
         Each call gets a copy of its point, so the function may write to its argument.
 
         Args:
           candidates: The points, a tree of NumPy arrays, [n, …].
-          known: The outcome at the first of the points, which are not evaluated again.
 
         Returns:
           The outcome at all points, or `None` if it was interrupted.
@@ -215,38 +217,43 @@ class Calls:
             points by errors that do not depend on them. At the first call of all, the
             first point is enough if points are evaluated in turn.
         """
-        if known is None and self._evaluator.in_turn and not self._begun:
-            known = self.evaluate(jax.tree.map(lambda x: x[:1], candidates), _none())
-            if known is None:
-                return None
         leaves = jax.tree.leaves(candidates)
         keys: list[Any] = list(range(len(leaves[0])))
         if not self._evaluator.batched:
             keys = [tuple(leaf[i].tobytes() for leaf in leaves) for i in keys]
-        return self._evaluated(candidates, keys, [] if known is None else _list(known))
+        first = self._evaluator.in_turn and not self._begun
+        return self._evaluated(candidates, keys, [1] if first else [])
 
     def repeat(self, candidates: optax.Params) -> Outcome | None:
         """Evaluates points, also those that are the same, as `evaluate` does once."""
-        return self._evaluated(
-            candidates, range(len(jax.tree.leaves(candidates)[0])), []
-        )
+        keys = range(len(jax.tree.leaves(candidates)[0]))
+        return self._evaluated(candidates, keys, [])
 
     def _evaluated(
-        self, candidates: optax.Params, keys: Sequence[Any], known: "list[_Result]"
+        self, candidates: optax.Params, keys: Sequence[Any], looks: list[int]
     ) -> Outcome | None:
-        """The outcome at points, which are equal if their keys are."""
-        results = dict(zip(keys, known, strict=False))
-        missing = {key: i for i, key in enumerate(keys) if key not in results}
-        for _ in range(1 + self._evaluator.retries):
-            found = self._called(candidates, list(missing.values()))
-            if found is None:
-                return None
-            results.update(zip(missing, found, strict=True))
-            failed = {key: i for key, i in missing.items() if results[key].problem}
-            if not failed:
-                break
-            missing = missing if self._evaluator.batched else failed
-        self._check_mistake(candidates, list(results.values()))
+        """The outcome at points, which are equal if their keys are.
+
+        Args:
+          candidates: The points.
+          keys: A key for each point.
+          looks: The numbers of points after which mistakes are looked for, before the
+            last point.
+        """
+        results: dict[Any, _Result] = {}
+        for end in (*looks, len(keys)):
+            some = enumerate(keys[:end])
+            missing = {key: i for i, key in some if key not in results}
+            for _ in range(1 + self._evaluator.retries):
+                found = self._called(candidates, list(missing.values()))
+                if found is None:
+                    return None
+                results.update(zip(missing, found, strict=True))
+                failed = {key: i for key, i in missing.items() if results[key].problem}
+                if not failed:
+                    break
+                missing = missing if self._evaluator.batched else failed
+            self._check_mistake(candidates, list(results.values()))
         return _outcome([results[key] for key in keys])
 
     def _check_mistake(
@@ -271,18 +278,13 @@ class Calls:
     ) -> "list[_Result] | None":
         """The results at points by number; at all of them if they are `batched`."""
         batched = self._evaluator.batched
-        called = self._run(
-            [candidates] if batched else [_point(candidates, i) for i in numbers]
-        )
+        points = [jax.tree.map(lambda x, i=i: x[i], candidates) for i in numbers]
+        called = self._run([candidates] if batched else points)
         if called is None:
             return None
         if batched:
             called = _split(called[0], len(numbers))
         return [_read(result, self._vector_valued) for result in called]
-
-
-def _point(candidates: optax.Params, i: int) -> Any:
-    return jax.tree.map(lambda x: x[i], candidates)
 
 
 def _in_turn(
@@ -318,15 +320,6 @@ class _Result(NamedTuple):
     info: Any
     problem: str
     mistake: BaseException | None = None
-
-
-def _none() -> Outcome:
-    return Outcome(np.zeros(0), [], {})
-
-
-def _list(outcome: Outcome) -> list[_Result]:
-    pairs = zip(outcome.values, outcome.infos, strict=True)
-    return [_Result(*pair, outcome.failures.get(i, "")) for i, pair in enumerate(pairs)]
 
 
 def _outcome(results: list[_Result]) -> Outcome:

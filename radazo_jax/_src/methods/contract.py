@@ -112,6 +112,32 @@ Part = Generator[np.ndarray | Ask, np.ndarray, T]
 Steps = Part[End]
 
 
+def answered(
+    inner: Part[T], answer: Callable[[Ask], Part[np.ndarray | None]]
+) -> Part[Any]:
+    """Takes the steps of a part whose values another part finds, or until it has none.
+
+    Arithmetic that overflows in the part is its normal course, and gives no warning.
+
+    Args:
+      inner: The part.
+      answer: Returns the values at what it asks for, or `None` if it must end.
+
+    Returns:
+      The result of the part, or `None` if it was ended.
+    """
+    values: Any = None
+    while True:
+        with np.errstate(all="ignore"):
+            try:
+                asked = inner.send(values)
+            except StopIteration as stop:
+                return stop.value
+        values = yield from answer(asked if isinstance(asked, Ask) else Ask(asked))
+        if values is None:
+            return None
+
+
 class Method(Protocol):
     """A minimizer: a function from the start of a run to a generator of points."""
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -167,17 +166,8 @@ class Evolution:
         # A second value says whether a point of a grid has one value.
         values = yield np.stack([x, x]) if gridded else x[None]
         value = values[0] if np.isfinite(values[0]) else np.inf
-        inner = steps(
-            x,
-            value,
-            start.box,
-            np.maximum(sizes(start, self.scale), start.step),
-            self.step_size,
-            start.rng,
-            start.round,
-            self.population,
-            DEVIATION * start.step,
-        )
+        units = sizes(start, self.scale)
+        inner = steps(start, value, units, self.step_size, self.population)
         if gridded and values[0] == values[1]:
             inner = Known(x, value).steps(inner)
         return (yield from inner)
@@ -394,29 +384,23 @@ def _decomposed(state: State) -> State:
 
 
 def steps(
-    x: np.ndarray,
+    start: Start,
     value: float,
-    box: Box,
     units: np.ndarray,
     sigma: float,
-    rng: np.random.Generator,
-    round: Callable[[np.ndarray], np.ndarray],
     population: int | None = None,
-    least: np.ndarray | float = 0.0,
 ) -> Steps:
     """Takes the steps of CMA-ES; see `evolution`.
 
     Args:
-      x: First mean, within the box, shape [d].
-      value: Value at x, infinite if it is not known.
-      box: Bounds.
-      units: Sizes of the parameters, shape [d].
+      start: The start, whose point is the first mean.
+      value: Its value, infinite if it is not known.
+      units: Sizes of the parameters, shape [d]; of a grid, at least its step.
       sigma: First step size, in units.
-      rng: Random numbers.
-      round: Rounds points to the dtypes of the parameters.
       population: Number of points per step.
-      least: Least standard deviations of points, a number or shape [d].
     """
+    x, box = start.params, start.box
+    units, least = np.maximum(units, start.step), DEVIATION * start.step
     d, size = len(x), population or default_population(len(x))
     c, best = constants(d, size), End(x, value, "")
     width = box.upper - box.lower
@@ -424,12 +408,12 @@ def steps(
     space = Reflected(box, margin)
 
     def point(mean: np.ndarray) -> np.ndarray:
-        return box.clip(round(space.inside(units * mean)))
+        return box.clip(start.round(space.inside(units * mean)))
 
     state = first_state(space.unbounded(x) / units, sigma)
     history: list[tuple[float, float]] = []  # Least and median values of steps.
     while True:
-        y = state.drawn(rng.standard_normal((size, d)))
+        y = state.drawn(start.rng.standard_normal((size, d)))
         points = point(state.mean + state.sigma * y)
         values = yield Ask(points, center=point(state.mean))
         values = np.where(np.isfinite(values), values, np.inf)

@@ -2,11 +2,11 @@
 
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from radazo_jax._src.methods.contract import Ask, End, Part, T
+from radazo_jax._src.methods.contract import Ask, End, Part, T, answered
 from radazo_jax._src.methods.points import Space, along, both_sides
 from radazo_jax._src.methods.slopes import NOWHERE, Memory, Searched, line_search
 
@@ -124,27 +124,12 @@ def look(
         lengths[seen] = share * units[seen]
         lower = np.flatnonzero(values < begun)
         for i in lower[np.argsort(values[lower], kind="stable")]:
-            known = float(values[i]) if at is x else None
-            at, value = yield from _doubled(at, value, points[i] - x, space, known)
+            move = points[i] - x
+            if at is x:
+                at, value, move = points[i], float(values[i]), 2 * move
+            at, value, _ = yield from _doubled(at, value, move, space)
         which, signs = which[~changed], signs[~changed]
     return Looked(at, value, lengths)
-
-
-def _doubled(
-    x: np.ndarray, value: float, move: np.ndarray, space: Space, known: float | None
-) -> Part[tuple[np.ndarray, float]]:
-    """Returns the end of a move that is doubled as long as it helps, and its value."""
-    for _ in range(_DOUBLED):
-        new = space.point(x + move)
-        if known is None:
-            likely = space.point(x + 2 * move)[None]
-            at = float(finite((yield Ask(new[None], likely)))[0])
-        else:
-            at, known = known, None
-        if not at < value:
-            break
-        x, value, move = new, at, 2 * move
-    return x, value
 
 
 def moves(
@@ -190,17 +175,17 @@ def _round(
     for i in np.flatnonzero(space.box.lower < space.box.upper):
         for sign in (1, -1):
             move = sign * lengths[i] * axes[i]
-            x, value, times = yield from _as_far(x, value, move, space)
+            x, value, times = yield from _doubled(x, value, move, space)
             if times:
                 lengths[i] *= sign * 2.0 ** (times - 1)
                 break
         else:
             lengths[i] *= _SHORTER
-    x, value, _ = yield from _as_far(x, value, x - begun, space)
+    x, value, _ = yield from _doubled(x, value, x - begun, space)
     return x, value, lengths
 
 
-def _as_far(
+def _doubled(
     x: np.ndarray, value: float, move: np.ndarray, space: Space
 ) -> Part[tuple[np.ndarray, float, int]]:
     """Doubles a move as long as it helps.
@@ -263,13 +248,10 @@ class Watch:
 
 def watched(inner: Part[T], watch: Watch) -> Part[T | None]:
     """Takes steps until they are idle; returns `None` then, or else their result."""
-    values: Any = None
-    while not watch.is_idle:
-        try:
-            asked = inner.send(values)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+
+    def answer(asked: Ask) -> Part[np.ndarray | None]:
         values = yield asked
-        watch.see(asked.points if isinstance(asked, Ask) else asked, values)
-    return None
+        watch.see(asked.points, values)
+        return None if watch.is_idle else values
+
+    return (yield from answered(inner, answer))

@@ -1,12 +1,13 @@
 """Whole numbers and other grids: quadratic models over a grid, and its neighbors."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from radazo_jax._src.methods import evolution, slopes
-from radazo_jax._src.methods.contract import Box, Part, Start, Steps
+from radazo_jax._src.methods.contract import Ask, Box, Part, Start, Steps, answered
 from radazo_jax._src.methods.known import Known
 from radazo_jax._src.methods.points import Space
 from radazo_jax._src.methods.quadratic import in_ball
@@ -55,6 +56,7 @@ _IDLE = 10
 
 NEIGHBORS = "no neighbor is better"
 SLOW = "models no longer help"
+_LOWER = "a lower value was found"
 
 
 class Grid(NamedTuple):
@@ -364,9 +366,8 @@ def _settled(at: Search, value: float, resolution: float) -> Part[bool]:
     fixed = np.zeros(len(best.params), bool)
     fixed[grid.free[grid.whole]] = True
     box = Box(*(np.where(fixed, best.params, bound) for bound in grid.box))
-    inner: Any = slopes.steps(
-        best.params, best.value, grid.space._replace(box=box), resolution
-    )
+    space = grid.space._replace(box=box)
+    inner = slopes.steps(best.params, best.value, space, resolution)
     yield from at.known.steps(inner)
     fall = best.value - at.known.best.value
     if not fall > max(_SETTLED * (value - best.value), resolution * abs(best.value)):
@@ -404,19 +405,10 @@ def minimized(
     else:
         restarts += 1
     while restarts > 0:
-        units = evolution.sizes(start._replace(params=best.params), scale)
         start.report(f"evolution(step_size={_WIDE})", best.reason)
-        inner = evolution.steps(
-            best.params,
-            best.value,
-            start.box,
-            np.maximum(units, start.step),
-            _WIDE,
-            start.rng,
-            start.round,
-            population,
-            evolution.DEVIATION * start.step,
-        )
+        ahead = start._replace(params=best.params)
+        units = evolution.sizes(ahead, scale)
+        inner = evolution.steps(ahead, best.value, units, _WIDE, population)
         count = len(known.values) if models else -1
         if models:
             best = yield from _explored(known, inner, descent)
@@ -429,23 +421,21 @@ def minimized(
     return best
 
 
-def _explored(known: Known, inner: Steps, descent: Any) -> Steps:
+def _explored(known: Known, inner: Steps, descent: Callable[[str], Steps]) -> Steps:
     """Takes the steps of a strategy; models follow a lower value."""
     before, lowest, since = known.best, known.best.value, 0
-    values: Any = None
-    while True:
-        try:
-            asked: Any = inner.send(values)
-        except StopIteration as stop:
-            reason = stop.value.reason
-            break
-        values = yield from known.at(asked.points)
-        values = np.where(np.isfinite(values), values, np.nan)
+
+    def answer(asked: Ask) -> Part[np.ndarray]:
+        nonlocal before, lowest, since
+        values = yield from known.told(asked)
         since = 0 if known.best.value < lowest else since + 1
         lowest = known.best.value
         if since == _STALLED and lowest < before.value:
-            before = yield from descent("a lower value was found")
+            before = yield from descent(_LOWER)
             lowest = before.value
+        return values
+
+    end = yield from answered(inner, answer)
     if known.best.value < before.value:
-        before = yield from descent("a lower value was found")
-    return before._replace(reason=before.reason or reason)
+        before = yield from descent(_LOWER)
+    return before._replace(reason=before.reason or end.reason)

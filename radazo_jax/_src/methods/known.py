@@ -1,10 +1,8 @@
 """Values that are known: no point of a grid is evaluated twice."""
 
-from typing import Any
-
 import numpy as np
 
-from radazo_jax._src.methods.contract import Ask, End, Part, Steps
+from radazo_jax._src.methods.contract import Ask, End, Part, T, answered
 
 
 class Known:
@@ -59,14 +57,11 @@ class Known:
                 self._add(point, float(value))
         return np.array([self._at[point.tobytes()] for point in points])
 
-    def steps(self, inner: Steps) -> Steps:
+    def told(self, asked: Ask) -> Part[np.ndarray]:
+        """Returns the values that a method receives, NaN if they failed."""
+        values = yield from self.at(asked.points)
+        return np.where(np.isfinite(values), values, np.nan)
+
+    def steps(self, inner: Part[T]) -> Part[T]:
         """Takes the steps of a method, with values that are known."""
-        values: Any = None
-        while True:
-            try:
-                asked = inner.send(values)
-            except StopIteration as stop:
-                return stop.value
-            points = asked.points if isinstance(asked, Ask) else asked
-            values = yield from self.at(points)
-            values = np.where(np.isfinite(values), values, np.nan)
+        return (yield from answered(inner, self.told))

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -252,23 +252,18 @@ class Idle(NamedTuple):
 
 
 def _around(
-    box: Box,
-    round: Callable[[np.ndarray], np.ndarray],
-    resolution: float,
-    y: np.ndarray,
-    block: np.ndarray,
-    distance: Distance,
+    start: Start, y: np.ndarray, block: np.ndarray, distance: Distance
 ) -> np.ndarray:
     """Returns y and y + h u for directions u, shape [K + 1, d].
 
     Near a bound, y is moved inside, so that all points have room.
     """
-    y = box.clip(y)
+    box, y = start.box, start.box.clip(y)
     typical = max(_LEAST_SIZE, math.sqrt(np.mean(y**2)))
-    h = distance.factor * math.sqrt(resolution * len(y)) * typical / 3
+    h = distance.factor * math.sqrt(start.resolution * len(y)) * typical / 3
     room = np.minimum(h * np.max(abs(block), 0), (box.upper - box.lower) / 2)
     inside = np.clip(y, box.lower + room, box.upper - room)
-    return box.clip(round(np.concatenate([inside[None], inside + h * block])))
+    return box.clip(start.round(np.concatenate([inside[None], inside + h * block])))
 
 
 def _slopes(
@@ -297,8 +292,7 @@ class Many:
     def __call__(self, start: Start) -> Steps:
         check_continuous("many()", start)
         value = (yield start.params[None])[0]
-        problem = start.params, value, start.box, start.rng, start.round
-        return (yield from steps(*problem, start.resolution, self.num_directions))
+        return (yield from steps(start, value, self.num_directions))
 
 
 def many(num_directions: int | None = None) -> Method:
@@ -370,29 +364,22 @@ def directions(d: int, count: int, rng: np.random.Generator) -> Iterator[np.ndar
             yield block
 
 
-def steps(
-    x: np.ndarray,
-    value: float,
-    box: Box,
-    rng: np.random.Generator,
-    round: Callable[[np.ndarray], np.ndarray],
-    resolution: float,
-    num_directions: int | None = None,
-) -> Steps:
+def steps(start: Start, value: float, num_directions: int | None = None) -> Steps:
     """Takes the steps of `many`.
 
     Args:
-      x: Start, shape [d].
-      value: Value at the start, NaN if it failed.
-      box: Bounds.
-      rng: Random numbers.
-      round: Rounds points to the dtypes of the parameters.
-      resolution: Relative spacing of values.
+      start: The start.
+      value: Its value, NaN if it failed.
       num_directions: K.
     """
+    x, box, resolution = start.params, start.box, start.resolution
     d = len(x)
     count = min(num_directions or min(max(math.isqrt(d), _FEWEST), _MOST), d)
-    blocks, cycle, first = directions(d, count, rng), math.ceil(d / count), count / d
+    blocks, cycle, first = (
+        directions(d, count, start.rng),
+        math.ceil(d / count),
+        count / d,
+    )
     value, unit = float(value) if np.isfinite(value) else np.inf, 1.0
     if 0 < abs(value) < np.inf:  # Squares of values must be representable.
         unit = math.ldexp(1.0, math.frexp(value)[1])
@@ -402,10 +389,10 @@ def steps(
     base, since, block, idle = x, 0, next(blocks), Idle(value)
     bounded = Bounded(box, np.zeros(d))
     learns = cycle if np.any(bounded.at_bound(x)) else 0
-    around = functools.partial(_around, box, round, resolution)
+    around = functools.partial(_around, start)
     for number in itertools.count(1):
         if since >= cycle:  # A pattern move is due.
-            far = box.clip(round(2 * x - base))
+            far = box.clip(start.round(2 * x - base))
             far_value = (yield far[None])[0] / unit
             if far_value < value:
                 ahead = ahead._replace(z=ahead.z + far - x)
@@ -427,7 +414,7 @@ def steps(
         if 0 < slope < np.inf and is_low and number > learns:
             if not size.size:
                 size = size._replace(size=_FIRST * (abs(before) or 1.0) / slope)
-            new = box.clip(round(near - size.size * gradient))
+            new = box.clip(start.round(near - size.size * gradient))
             step = new - near
             # Directions that are all new gather nothing.
             no_momentum = Lookahead(new, 0.0 if number < cycle else first)

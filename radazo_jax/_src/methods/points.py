@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from radazo_jax._src.methods.contract import Ask, Box, End, Part, Start, Steps
+from radazo_jax._src.methods.contract import Ask, Box, Part, Start, Steps, answered
 
 # The move of a parameter is measured in its distance from the origin, but in this share
 # of its size at least.
@@ -227,17 +227,14 @@ def power_of(value: float) -> int:
 def scaled(inner: Steps, power: int) -> Steps:
     """Takes the steps of a method that receives values times 2^−power, near 1.
 
-    So the squares of values of any magnitude are numbers. Arithmetic that overflows in
-    the method is its normal course, and gives no warning.
+    So the squares of values of any magnitude are numbers.
     """
-    values: Any = None
-    while True:
-        with np.errstate(all="ignore"):
-            try:
-                asked = inner.send(values)
-            except StopIteration as stop:
-                end: End = stop.value
-                return end._replace(value=float(np.ldexp(end.value, power)))
+
+    def answer(asked: Ask) -> Part[np.ndarray]:
         values = yield asked
         with np.errstate(all="ignore"):
-            values = np.ldexp(values, -power)
+            return np.ldexp(values, -power)
+
+    end = yield from answered(inner, answer)
+    with np.errstate(all="ignore"):
+        return end._replace(value=float(np.ldexp(end.value, power)))

@@ -16,7 +16,16 @@ from radazo_jax._src.methods import (
     quadratic,
     slopes,
 )
-from radazo_jax._src.methods.contract import Ask, Box, End, Method, Part, Start, Steps
+from radazo_jax._src.methods.contract import (
+    Ask,
+    Box,
+    End,
+    Method,
+    Part,
+    Start,
+    Steps,
+    answered,
+)
 from radazo_jax._src.methods.points import (
     Differences,
     Space,
@@ -242,8 +251,8 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
         elif best.reason == slopes.NOISE and best.value < before:
             sigma = plan.hidden(before - best.value)
         start.report(f"evolution(step_size={sigma:.2g})", best.reason or reason)
-        at = best.params, best.value, start.box, units, sigma
-        inner = evolution.steps(*at, start.rng, start.round, population)
+        ahead = start._replace(params=best.params)
+        inner = evolution.steps(ahead, best.value, units, sigma, population)
         found, interrupted = yield from _until(inner, limit, most)
         if interrupted and found.value < best.value:
             before, reason = found.value, "a lower value was found"
@@ -270,19 +279,18 @@ def _until(inner: Steps, limit: float, most: int | None) -> Part[tuple[End, bool
     Returns:
       The end, and whether the steps were interrupted.
     """
-    values: Any = None
-    steps = 0
-    while True:
-        try:
-            asked = inner.send(values)
-        except StopIteration as stop:
-            return stop.value, False
+    lowest, steps = End(np.zeros(0), np.inf, ""), 0
+
+    def answer(asked: Ask) -> Part[np.ndarray | None]:
+        nonlocal lowest, steps
         values = yield asked
-        points = asked.points if isinstance(asked, Ask) else asked
         comparable, steps = far.finite(values), steps + 1
         i = int(np.argmin(comparable))
-        if comparable[i] < limit or steps == most:
-            return End(points[i], float(comparable[i]), ""), True
+        lowest = End(asked.points[i], float(comparable[i]), "")
+        return None if lowest.value < limit or steps == most else values
+
+    end = yield from answered(inner, answer)
+    return end or lowest, end is None
 
 
 def _first_values(
@@ -304,8 +312,7 @@ def _first_values(
     if len(x) <= (quadratic.FEW_IF_NOISY if noisy else quadratic.FEW):
         start.report("quadratic()", "few parameters")
         units = evolution.sizes(start, method.scale)
-        problem = x, value, start.box, units, start.round
-        models = quadratic.first(*problem, start.resolution, noisy * changed)
+        models = quadratic.first(start, value, units, noisy * changed)
         x, value, hessian = yield from models
     if noisy:
         return plan(slopes.NOISE, noise=changed)
@@ -431,25 +438,16 @@ def _along_few(start: Start, unit: np.ndarray, best: End) -> Steps:
     def point(z: np.ndarray) -> np.ndarray:
         return start.round(start.box.clip(z * unit))
 
-    inner = many.steps(
-        best.params / unit,
-        best.value,
-        box,
-        start.rng,
-        lambda z: point(z) / unit,
-        start.resolution,
+    within = start._replace(
+        params=best.params / unit, box=box, round=lambda z: point(z) / unit
     )
-    values: Any = None
-    while True:
-        try:
-            asked = inner.send(values)
-        except StopIteration as stop:
-            end: End = stop.value
-            return end._replace(params=point(end.params))
-        if not isinstance(asked, Ask):
-            asked = Ask(asked)
-        likely, center = (None if z is None else point(z) for z in asked[1:])
-        values = yield Ask(point(asked.points), likely, center)
+
+    def answer(asked: Ask) -> Part[np.ndarray]:
+        others = (None if z is None else point(z) for z in asked[1:])
+        return (yield Ask(point(asked.points), *others))
+
+    end = yield from answered(many.steps(within, best.value), answer)
+    return end._replace(params=point(end.params))
 
 
 def _are_coarse(

@@ -65,8 +65,7 @@ class Quadratic:
         if not np.isfinite(value):
             return End(start.params, np.inf, "the function failed")
         units = evolution.sizes(start, self.scale)
-        problem = start.params, value, start.box, units, start.round
-        return (yield from steps(*problem, resolution=start.resolution))
+        return (yield from steps(start, value, units))
 
 
 def quadratic(scale: Any = 1.0) -> Method:
@@ -226,17 +225,12 @@ class Frame(NamedTuple):
     round: Callable[[np.ndarray], np.ndarray]
 
     @classmethod
-    def of(
-        cls,
-        x: np.ndarray,
-        box: Box,
-        units: np.ndarray,
-        round: Callable[[np.ndarray], np.ndarray],
-    ) -> "Frame":
-        """Returns the coordinates of a problem; see `steps`."""
+    def of(cls, start: Start, units: np.ndarray) -> "Frame":
+        """Returns the coordinates of a run in sizes of its parameters, shape [d]."""
+        x, box = start.params, start.box
         free = box.lower < box.upper
         inner = Box(*((bound - x)[free] / units[free] for bound in box))
-        return cls(x, free, units[free], box, inner, round)
+        return cls(x, free, units[free], box, inner, start.round)
 
     def point(self, u: np.ndarray) -> np.ndarray:
         """Returns the points of coordinates, shape [..., d]."""
@@ -372,31 +366,20 @@ class Region:
         self.radius = max(before / 2, self.resolution)
 
 
-def steps(
-    x: np.ndarray,
-    value: float,
-    box: Box,
-    units: np.ndarray,
-    round: Callable[[np.ndarray], np.ndarray],
-    *,
-    resolution: float,
-) -> Steps:
+def steps(start: Start, value: float, units: np.ndarray) -> Steps:
     """Takes the steps of `quadratic`.
 
     Args:
-      x: Start, shape [d].
+      start: The start.
       value: Its value, finite.
-      box: Bounds.
       units: Sizes of the parameters, shape [d].
-      round: Rounds points to the dtypes of the parameters.
-      resolution: Relative spacing of values.
     """
-    frame = Frame.of(x, box, units, round)
+    frame = Frame.of(start, units)
     if not len(frame.units):
-        return End(x, value, "no parameter can move")
+        return End(start.params, value, "no parameter can move")
     at = yield from _begun(frame, value, _FIRST)
     while at.resolution > _LAST * _FIRST and frame.moves(at):
-        yield from _step(frame, at, resolution)
+        yield from _step(frame, at, start.resolution)
     return End(frame.point(at.points[at.best]), at.lowest, "a minimum was found")
 
 
@@ -460,13 +443,7 @@ class Known(NamedTuple):
 
 
 def first(
-    x: np.ndarray,
-    value: float,
-    box: Box,
-    units: np.ndarray,
-    round: Callable[[np.ndarray], np.ndarray],
-    resolution: float,
-    noise: float = 0.0,
+    start: Start, value: float, units: np.ndarray, noise: float = 0.0
 ) -> Part[Known]:
     """Takes steps along models as long as they are worth it, before other methods.
 
@@ -475,15 +452,12 @@ def first(
     are further apart.
 
     Args:
-      x: Start, shape [d].
+      start: The start.
       value: Its value, finite.
-      box: Bounds.
       units: Sizes of the parameters, shape [d].
-      round: Rounds points to the dtypes of the parameters.
-      resolution: Relative spacing of values.
       noise: Change of the value at the start between two evaluations.
     """
-    frame = Frame.of(x, box, units, round)
+    x, frame = start.params, Frame.of(start, units)
     size = len(frame.units) + 1
     if size == 1:
         return Known(x, value)
@@ -496,7 +470,7 @@ def first(
     goes_on = not at.failed and np.max(abs(changes)) <= _APART * least
     while goes_on and at.resolution > _LAST_FIRST * radius and frame.moves(at):
         before = at.lowest
-        fall = yield from _step(frame, at, resolution)
+        fall = yield from _step(frame, at, start.resolution)
         if before - at.lowest > _PROGRESS * (value - at.lowest):
             latest = at.count
         goes_on = not at.failed and at.count - latest <= _PATIENCE * size

@@ -1,6 +1,6 @@
 """Steps of a method on the host, whose points are evaluated by any evaluator."""
 
-import functools
+import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from jax import lax
 
 from radazo_jax._src import checks, programs, xla
 from radazo_jax._src.contracts import Evaluator
-from radazo_jax._src.evaluators.external import Calls, External, Outcome
+from radazo_jax._src.evaluators.external import Outcome
 from radazo_jax._src.evaluators.sharded import Sharded
 from radazo_jax._src.runs.asker import Asker, Candidate, Stage
 from radazo_jax._src.runs.journal import Journal, Record
@@ -46,35 +46,15 @@ _Row = tuple[float, Any, str]
 
 
 class Evaluate(Protocol):
-    """Evaluates the points of a method."""
-
-    room: int | None  # Points that are evaluated together at most; `None` for all.
+    """Evaluates the points of a method, as `Calls` does."""
 
     @property
-    def workers(self) -> int:
-        """The number of points that are evaluated side by side, as far as known."""
-        ...
-
-    def __call__(self, points: Any) -> Outcome | None:
-        """Returns the outcome at points, a tree [n, …]; `None` if interrupted."""
-        ...
-
-
-class ByCalls:
-    """Evaluates points by calls of a Python function."""
-
-    def __init__(self, evaluator: External, calls: Calls):
-        self._calls = calls
-        self.room = evaluator.workers
-        if evaluator.in_turn:
-            self.room = 1
+    def room(self) -> int | None: ...
 
     @property
-    def workers(self) -> int:
-        return self._calls.workers
+    def workers(self) -> int: ...
 
-    def __call__(self, points: Any) -> Outcome | None:
-        return self._calls.repeat(points)
+    def repeat(self, points: Any, /) -> Outcome | None: ...
 
 
 class ByProgram:
@@ -117,14 +97,15 @@ class ByProgram:
         run = fun, together, names
         self._program = programs.of(_values_of, run, like, np.int32(0))
 
-    def __call__(self, points: Any) -> Outcome | None:
+    def repeat(self, points: Any) -> Outcome | None:
         n, found = len(jax.tree.leaves(points)[0]), []
         for first in range(0, n, self._rows):
             if self._interrupted():
                 return None
-            part = functools.partial(_rows, first=first, count=self._rows)
             count = min(self._rows, n - first)
-            padded = jax.tree.map(part, points)
+            # Copies of the last point fill the rows.
+            which = np.minimum(np.arange(first, first + self._rows), n - 1)
+            padded = jax.tree.map(operator.itemgetter(which), points)
             values = np.asarray(self._program(padded, np.int32(count)))[:count]
             found.append(values.astype(np.float64))
         values = np.concatenate(found)
@@ -145,21 +126,14 @@ class Shared:
         """
         self._evaluate, self.room = evaluate, evaluate.room
 
-    def __call__(self, points: Any) -> Outcome | None:
-        mine = self._evaluate(points) or Outcome(np.zeros(0), [], {})
+    def repeat(self, points: Any) -> Outcome | None:
+        mine = self._evaluate.repeat(points) or Outcome(np.zeros(0), [], {})
         values = from_first({"values": mine.values})["values"]
         if not len(values):
             return None  # Process 0 was interrupted.
         failed = np.flatnonzero(~np.isfinite(values)).tolist()
         texts = {i: mine.failures.get(i, "failed in process 0") for i in failed}
         return Outcome(values, mine.infos or [None] * len(values), texts)
-
-
-def _rows(x: np.ndarray, first: int, count: int) -> np.ndarray:
-    """Some rows, followed by copies of the last one if there are not as many."""
-    rows = x[first : first + count]
-    missing = rows[-1:].repeat(count - len(rows), 0)
-    return np.concatenate([rows, missing]) if len(missing) else rows
 
 
 def _values_of(run: Any, points: Any, count: jax.Array) -> jax.Array:
@@ -202,11 +176,7 @@ class MethodSteps(OneByOne):
     """
 
     def __init__(
-        self,
-        told: Told,
-        budget: Budget,
-        file: Journal | None,
-        evaluate: Evaluate,
+        self, told: Told, budget: Budget, file: Journal | None, evaluate: Evaluate
     ):
         """Takes no step yet.
 
@@ -247,9 +217,6 @@ class MethodSteps(OneByOne):
     def reason(self) -> str:
         """The reason for which the method has ended, or an empty string."""
         return self._told.ended
-
-    def ended(self) -> str:
-        return "converged" if self._told.ended else ""
 
     # Evaluation.
 
@@ -293,7 +260,7 @@ class MethodSteps(OneByOne):
         if missing:
             likely = self._likely(len(missing))
             together = np.concatenate([points[missing], likely])
-            outcome = self._evaluate(self._asker.vectors.trees(together))
+            outcome = self._evaluate.repeat(self._asker.vectors.trees(together))
             if outcome is None:
                 return None
             values, infos, failures = outcome
@@ -347,7 +314,7 @@ class MethodSteps(OneByOne):
         if missing > 0:
             begun = time.perf_counter()
             points = candidate.point[None].repeat(missing, 0)
-            outcome = self._evaluate(self._asker.vectors.trees(points))
+            outcome = self._evaluate.repeat(self._asker.vectors.trees(points))
             if outcome is not None:
                 given = outcome.values, 0, time.perf_counter() - begun
                 record = Record(self._asker.step, *given, again=candidate.number)
@@ -411,7 +378,7 @@ class MethodSteps(OneByOne):
         candidates = jax.tree.map(lambda x: x[point][None], self._told.ask())
 
         def value() -> Any:
-            outcome = self._evaluate(candidates)
+            outcome = self._evaluate.repeat(candidates)
             return None if outcome is None else outcome.values[0]
 
         return value

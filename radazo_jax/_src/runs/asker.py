@@ -103,9 +103,11 @@ class Asker:
       lowest: The points with the lowest values, the lowest first.
       stages: The stages that the method has reported.
       step: The number of steps, each of which ends once all of its values are told.
+      dtype: The dtype of values.
     """
 
     names = ("value", "value_std", "failed")
+    dtype = np.dtype(np.float64)
 
     def __init__(
         self,
@@ -295,11 +297,6 @@ class Asker:
     def params(self) -> Any:
         """The best point so far, a tree of NumPy arrays."""
         return self.vectors.one(self.best[0])
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of values."""
-        return np.dtype(np.float64)
 
     @property
     def dimension(self) -> int:

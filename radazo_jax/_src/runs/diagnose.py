@@ -24,9 +24,10 @@ from radazo_jax._src.evaluators.external import External, Mistake
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.points import candidates
-from radazo_jax._src.runs import learning_rate, lost
+from radazo_jax._src.runs import learning_rate
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.smoothing import Evaluated, Smoothing, Table
+from radazo_jax._src.steps import lost
 
 _DIRECTIONS = 4
 _REPEATS = 4
@@ -39,6 +40,7 @@ _FEW_ULPS = 16.0
 _NOISY = 0.3
 _CURVED = 1.0
 _AGREEING = 0.8  # An estimate then needs 1.6 times as many directions.
+_NEAR = 2.0  # Distances are measured by factors of 4.
 
 
 class Diagnosis(NamedTuple):
@@ -113,7 +115,7 @@ def diagnose(
     change of the function.
 
     A function that JAX traces is evaluated as by `find_smoothing`, and at the distance
-    of the estimator: 272 evaluations. With `sample`, a learning rate is measured as by
+    of the estimator: 300 evaluations. With `sample`, a learning rate is measured as by
     `find_learning_rate`.
 
     The default method needs no settings, and finds the class of a function by itself:
@@ -159,44 +161,33 @@ def diagnose(
     """
     chosen = forward_difference() if estimator is None else estimator
     check_estimator(chosen)
-    return _measured_at(fun, trees.with_float64(params), chosen, key, sample)
-
-
-def _measured_at(
-    fun: Objective,
-    params: optax.Params,
-    estimator: GradientEstimator,
-    key: jax.typing.ArrayLike,
-    sample: Callable[[jax.Array], Any] | None = None,
-) -> Diagnosis:
-    """The measurements at the distances of an estimator."""
+    params = trees.with_float64(params)
     checks.warn_of_float32(params)
     params, key = checks.as_params(params), keys.as_key(key)
-    dtype, draw = _dtype_of(fun, params, sample, key), Draw.once(key)
-    state = estimator.init(params)
+    draw, state = Draw.once(key), chosen.init(params)
+    dtype = _dtype_of(fun, params, sample, key)
+    reasons: list[str] = []
     if dtype is None:
         if sample is not None:
             raise TypeError(
                 "fun must be a function that JAX traces with sample; got one that it "
                 "does not trace. Leave out sample, and pass a function of params alone."
             )
-        points, _ = points_of(estimator, vectorized(1), draw, params, state)
+        points, _ = points_of(chosen, vectorized(1), draw, params, state)
         values = _by_hand(fun, params, points)
         found = values.diagnosis(trees.widest(params))
-        found = found._replace(lost=lost.by_rounding(points, params))
-        return found._replace(advice=tuple(_advice(found, values, params, [])))
-    probe = Evaluated(fun, sample, sphere(), vectorized(1)).traced(params, key)
-    draw = draw._replace(fun=probe.loss_of(key, jnp.uint32(0)))
-    points, _ = points_of(estimator, vectorized(1), draw, params, state)
-    distribution = getattr(points.directions, "distribution", sphere())
-    probe = probe._replace(distribution=distribution)
-    own = float(np.max(np.abs(points.scales)))
-    # At a distance of 0, the loss at θ is evaluated twice more.
-    table = Table.of(probe, params, key, 0.0, own)
-    values = _Values.of_table(table, own)
-    found = values.diagnosis(dtype)
+    else:
+        probe = Evaluated(fun, sample, sphere(), vectorized(1)).traced(params, key)
+        draw = draw._replace(fun=probe.loss_of(key, jnp.uint32(0)))
+        points, _ = points_of(chosen, vectorized(1), draw, params, state)
+        probe = probe._replace(distribution=points.directions.distribution)
+        own = float(np.max(np.abs(points.scales)))
+        # At a distance of 0, the loss at θ is evaluated twice more.
+        table = Table.of(probe, params, key, 0.0, own)
+        values = _Values.of_table(table, own)
+        found = values.diagnosis(dtype)
+        found, reasons = _with_settings(found, probe, params, key, table, own)
     found = found._replace(lost=lost.by_rounding(points, params))
-    found, reasons = _with_settings(found, probe, params, key, table, own)
     return found._replace(advice=tuple(_advice(found, values, params, reasons)))
 
 
@@ -204,16 +195,16 @@ def _with_settings(
     found: Diagnosis, probe: Evaluated, params: Any, key: Any, table: Table, own: float
 ) -> tuple[Diagnosis, list[str]]:
     """The measurements with a smoothing and a rate, and what is wrong with the own."""
-    reasons = []
+    reasons: list[str] = []
     try:
         far = table.smoothing()
         found = found._replace(smoothing=far)
-        agreed = far.agreements[int(np.searchsorted(table.distances, np.float32(own)))]
-        if not agreed >= _AGREEING * far.agreement:
+        agreed = table.correlation(own, far.smoothing)
+        is_near = 1 / _NEAR <= own / far.smoothing <= _NEAR
+        if not (is_near or agreed >= _AGREEING):
             reasons = [
-                f"differences at the smoothing {own:.2g} agree with those at other "
-                f"distances by {agreed:.2f}, and at {far.smoothing:.2g} by "
-                f"{far.agreement:.2f}: {_instead(found)}"
+                f"differences at the smoothing {own:.2g} and at {far.smoothing:.2g} "
+                f"have a correlation of {agreed:.2f}: {_instead(found)}"
             ]
     except ValueError as error:
         reasons = [f"no smoothing can be measured: {error}"]

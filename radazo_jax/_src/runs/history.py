@@ -191,10 +191,8 @@ def of_values(values: Any) -> dict[str, Any]:
 
 def of_record(record: journal.Record) -> dict[str, Any]:
     """The numbers of a step that its journal has, by name."""
-    found = of_values(record.values)
-    if record.mean is not None:
-        found["value"] = record.mean
-    return {"step": record.step, "seconds": record.seconds} | found
+    times = {"step": record.step, "seconds": record.seconds}
+    return times | of_values(record.values)
 
 
 def _scalars(state: Any, taken: Sequence[str]) -> dict[str, Any]:

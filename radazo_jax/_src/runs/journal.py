@@ -56,7 +56,6 @@ class Record(NamedTuple):
       params: The checksum of the parameters before the step; 0 if it is not known.
       seconds: Duration of the evaluations.
       failures: Texts about evaluations that failed.
-      mean: The mean of the values at the points, if `values` are their signs.
       again: The number of the evaluation whose point was evaluated again, [n] times, at
         the end of a noisy run; `None` for a step.
     """
@@ -66,7 +65,6 @@ class Record(NamedTuple):
     params: int
     seconds: float
     failures: tuple[str, ...] = ()
-    mean: float | None = None
     again: int | None = None
 
     @property
@@ -235,7 +233,7 @@ class Journal:
             "params": f"{record.params:08x}",
             "seconds": float(f"{record.seconds:.3g}"),
         }
-        for name in ("failures", "mean", "again"):
+        for name in ("failures", "again"):
             if fields[name] in (None, ()):
                 del fields[name]
         self._write(fields)
@@ -285,9 +283,8 @@ def _record(fields: dict[str, Any], step: int, line: dict[str, Any]) -> Record:
             "failures": tuple(map(str, fields.get("failures", ()))),
         }
     )
-    for name, kind in (("mean", float), ("again", int)):
-        if not isinstance(getattr(record, name), kind | None):
-            raise ValueError(f"its {name} is {getattr(record, name)!r}")
+    if not isinstance(record.again, int | None):
+        raise ValueError(f"its again is {record.again!r}")
     # A method's steps may have several lines.
     known = (step,) if line["points"] is not None else (step - 1, step)
     if type(record.step) is not int or record.step not in known or record.step < 0:

@@ -17,12 +17,7 @@ from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.rising import Rising
 from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.steps.states import (
-    Failures,
-    Policy,
-    RunError,
-    failure_counts,
-)
+from radazo_jax._src.steps.states import Failures, Policy, RunError, failure_counts
 
 # So many equal steps at the start of a run are warned about.
 _STILL = 10
@@ -83,7 +78,11 @@ class Steps(abc.ABC):
 
     def ended(self) -> str:
         """Returns "converged" if the run ends by itself, else an empty string."""
-        return ""
+        return "converged" if self.reason else ""
+
+    def resume(self) -> None:
+        """Takes the steps of a journal, if there is one."""
+        return
 
     @abc.abstractmethod
     def take(self) -> bool:
@@ -118,7 +117,7 @@ def run(
     steps: Steps,
     policy: Policy,
     callback: Callable[[Report], object] | None,
-    show: Callable[[Mapping[str, str]], None],
+    progress: bool,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     rate: LearningRate | None = None,
     rising: Rising | None = None,
@@ -129,7 +128,7 @@ def run(
       steps: Takes the steps.
       policy: The rule by which failures end the run.
       callback: Gets a `Report` after each step or chunk; `None` for none.
-      show: Shows figures of the latest steps.
+      progress: Whether to show figures of the latest steps.
       context: Makes the context in which the callback is called.
       rate: The learning rate that was found before the first step.
       rising: Warns if the loss rises.
@@ -149,23 +148,16 @@ def run(
             except StopIteration:
                 return True
 
-    with failing_with_result(steps, rate):
-        stopped = _take_all(steps, policy, ends, show, rising)
-        params = steps.params(stopped)
-    return _result(steps, params, stopped, rate)
-
-
-@contextmanager
-def failing_with_result(
-    steps: Steps, rate: LearningRate | None = None
-) -> Iterator[None]:
-    """Gives a `RunError` the result so far."""
     try:
-        yield
+        steps.resume()
+        with progress_bar(progress, steps.budget) as show:
+            stopped = _take_all(steps, policy, ends, show, rising)
+            params = steps.params(stopped)
     except RunError as error:
         error.state = steps.outside()
         error.result = _result(steps, error.state.params, "failure", rate)
         raise
+    return _result(steps, params, stopped, rate)
 
 
 def _take_all(

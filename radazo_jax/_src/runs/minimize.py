@@ -24,26 +24,20 @@ from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.methods.policy import untuned
 from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import loop, rates
-from radazo_jax._src.runs.asked import (
-    ByCalls,
-    ByProgram,
-    Evaluate,
-    MethodSteps,
-    Shared,
-)
+from radazo_jax._src.runs.asked import ByProgram, Evaluate, MethodSteps, Shared
 from radazo_jax._src.runs.asker import MethodState, begun
 from radazo_jax._src.runs.journal import Journal, Path, line_of_method, line_of_run
 from radazo_jax._src.runs.learning_rate import LearningRate
-from radazo_jax._src.runs.lost import warn_of_rounding
-from radazo_jax._src.runs.one_by_one import Called, OneByOne, Traced
+from radazo_jax._src.runs.one_by_one import Called, Traced
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.rising import Rising
 from radazo_jax._src.runs.steps import Compiled
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.runs.told import Stepper, Told, begin, is_method
 from radazo_jax._src.runs.vectors import refuse_step, resolution_of
-from radazo_jax._src.steps import states, step
+from radazo_jax._src.steps import draws, states, step
 from radazo_jax._src.steps.box import Bounds, BoundsLike, as_bounds
+from radazo_jax._src.steps.lost import warn_of_rounding
 from radazo_jax._src.steps.states import Policy, Run, SolverState
 from radazo_jax._src.steps.step import without_aux
 
@@ -242,25 +236,23 @@ def minimize(
         file = None
         if journal is not None:
             file = stack.enter_context(Journal(journal).opened())
-        opened = _Opened(stack, budget, policy, file, context)
         given = loss, params, key, as_bounds(bounds), state, evaluator
-        steps: loop.Steps
+        call = _Call(stack, budget, policy, file, context, *given)
         if method is not None:
-            steps = _steps_of_method(opened, method, *given, step)
-            rate, rising = None, None
+            begun = _steps_of_method(call, method, step)
         else:
             refuse_step(step)
-            named = optimizer, estimator, sample, chunk_size
-            steps, rate, rising = _steps_of_optimizer(opened, named, *given)
-        if isinstance(steps, OneByOne):
-            with loop.failing_with_result(steps, rate):
-                steps.resume()
-        show = stack.enter_context(loop.progress_bar(progress, budget))
-        return loop.run(steps, policy, callback, show, context, rate, rising)
+            begun = _steps_of_optimizer(call, optimizer, estimator, sample, chunk_size)
+        steps, rate, rising = begun
+        return loop.run(steps, policy, callback, progress, context, rate, rising)
 
 
-class _Opened(NamedTuple):
-    """The resources of a run, and its limits.
+# Steps, the learning rate that was measured for them, and what warns of a rise.
+_Begun = tuple[loop.Steps, LearningRate | None, Rising | None]
+
+
+class _Call(NamedTuple):
+    """A call of `minimize`: what it has opened, and arguments that are checked.
 
     Attributes:
       stack: Closes what was opened.
@@ -268,6 +260,12 @@ class _Opened(NamedTuple):
       policy: The rule by which failures end the run.
       file: The journal, open; `None` without one.
       context: Makes the context in which functions of the caller run.
+      fun: The function, without auxiliary output.
+      params: As in `minimize`, like the others.
+      key: As in `minimize`.
+      bounds: As in `minimize`.
+      state: As in `minimize`.
+      evaluator: As in `minimize`.
     """
 
     stack: ExitStack
@@ -275,15 +273,26 @@ class _Opened(NamedTuple):
     policy: Policy
     file: Journal | None
     context: Callable[[], AbstractContextManager[Any]]
+    fun: Callable[..., Any]
+    params: optax.Params
+    key: jax.typing.ArrayLike
+    bounds: Bounds | None
+    state: Any
+    evaluator: Any
+
+    @property
+    def initial(self) -> optax.Params:
+        """The parameters before the first step."""
+        return self.params if self.state is None else self.state.params
 
     def interrupted(self) -> Callable[[], bool]:
         """Makes the first Ctrl-C a flag to read."""
         return self.stack.enter_context(loop.interruptible())
 
-    def calls(self, evaluator: Any, fun: Any, vector_valued: bool) -> Calls:
+    def calls(self, vector_valued: bool) -> Calls:
         """Opens what calls a Python function."""
-        opened = evaluator.open(
-            fun,
+        opened = self.evaluator.open(
+            self.fun,
             vector_valued=vector_valued,
             context=self.context,
             interrupted=self.interrupted(),
@@ -316,56 +325,38 @@ def _method(
     return untuned(**settings)
 
 
-def _steps_of_method(
-    opened: _Opened,
-    method: Method,
-    loss: Callable[..., Any],
-    params: optax.Params,
-    key: jax.typing.ArrayLike,
-    bounds: Bounds | None,
-    state: Any,
-    evaluator: Evaluator,
-    spacing: Any,
-) -> MethodSteps:
+def _steps_of_method(call: _Call, method: Method, spacing: Any) -> _Begun:
     """Steps of a method, on a function of any kind."""
-    budget, file = opened.budget, opened.file
-    initial = checks.as_params(params if state is None else state.params)
+    budget, file = call.budget, call.file
+    initial = checks.as_params(call.initial)
     fun = None
-    if evaluator.compiled:
-        fun, _ = step.traced_functions(loss, None, initial, jax.random.key(0))
+    if call.evaluator.compiled:
+        fun, _ = step.traced_functions(call.fun, None, initial, jax.random.key(0))
     resolution = resolution_of(fun, initial)
     budget.limit_steps(MOST_STEPS)
     limited = not budget.is_open
-    of_method = method, params, key, bounds, resolution, limited, state, spacing
-    asker = begun(*of_method)
-    budget.start_points(1, asker.step, np.float64)
+    given = call.params, call.key, call.bounds, resolution, limited, call.state, spacing
+    asker = begun(method, *given)
+    budget.start(1, asker.step, np.float64)
     if file is not None:
-        file.begin(line_of_method(asker, bounds))
+        file.begin(line_of_method(asker, call.bounds))
     evaluate: Evaluate
     if fun is None:
-        external: Any = evaluator
-        evaluate = ByCalls(external, opened.calls(external, loss, False))
+        evaluate = call.calls(vector_valued=False)
     else:
-        evaluate = ByProgram(fun, initial, evaluator, opened.interrupted())
+        evaluate = ByProgram(fun, initial, call.evaluator, call.interrupted())
     if jax.process_count() > 1:
         evaluate = Shared(evaluate)
-    return MethodSteps(Told(asker, Best(asker.params)), budget, file, evaluate)
+    told = Told(asker, Best(asker.params))
+    return MethodSteps(told, budget, file, evaluate), None, None
 
 
 def _steps_of_optimizer(
-    opened: _Opened,
-    named: tuple[Any, Any, Any, int | None],
-    loss: Callable[..., Any],
-    params: optax.Params,
-    key: jax.typing.ArrayLike,
-    bounds: Bounds | None,
-    state: Any,
-    evaluator: Evaluator,
-) -> tuple[loop.Steps, LearningRate | None, Rising | None]:
-    """Steps of an optimizer, the rate that was measured, and what warns of a rise."""
-    optimizer, estimator, sample, chunk_size = named
-    calls, budget, file = not evaluator.compiled, opened.budget, opened.file
-    initial = params if state is None else state.params
+    call: _Call, optimizer: Any, estimator: Any, sample: Any, chunk_size: int | None
+) -> _Begun:
+    """Steps of an optimizer."""
+    calls, budget, file = not call.evaluator.compiled, call.budget, call.file
+    size = optax.tree.size(call.initial)
     if optimizer is None and calls:
         raise ValueError(
             "optimizer must be given for a Python function with an estimator, or with "
@@ -373,35 +364,37 @@ def _steps_of_optimizer(
             "got None. Pass a method such as methods.many(), or radazo(1e-3)."
         )
     if optimizer is None:
-        chosen = rates.default(optax.tree.size(initial), estimator)
+        chosen = rates.default(size, estimator)
     else:
         chosen = optimizer, forward_difference() if estimator is None else estimator
     states.check_run(*chosen)
-    evaluator_of_run = vectorized() if calls else evaluator
-    run = Run(None if calls else loss, sample, *chosen, evaluator_of_run, bounds)
-    begun = states.resumed(begin(run, params, key, state))
-    budget.start(run, begun, trees.widest(begun.params))
+    fun, evaluator = (None, vectorized()) if calls else (call.fun, call.evaluator)
+    run = Run(fun, sample, *chosen, evaluator, call.bounds)
+    begun = states.resumed(begin(run, call.params, call.key, call.state))
+    budget.start(step.num_points(run, begun), begun.step, trees.widest(begun.params))
     rate = None
     if not calls:
-        warn_of_rounding(run, begun)
         run = step.traced(run, begun)
     if optimizer is None:
-        run, begun, rate = rates.of_run(run, begun, budget, state is None, file)
+        run, begun, rate = rates.of_run(run, begun, budget, call.state is None, file)
+    if run.estimator is chosen[1]:  # Another one has a smoothing that was measured.
+        at_first = None if calls else step.loss_at(run, begun)
+        draw = draws.draw_of(begun.key, begun.step)._replace(fun=at_first)
+        warn_of_rounding(run.estimator, draw, begun.params, begun.estimator_state)
     if file is not None:
         file.begin(line_of_run(begun, run, rate))
     if calls:
-        vector_valued = step.abstract_points(run, begun).vector_valued
-        of_calls: Any = evaluator, opened.calls(evaluator, loss, vector_valued)
+        opened = call.calls(step.abstract_points(run, begun).vector_valued)
         told = Told(Stepper(run, begun), Best(trees.as_numpy(begun.params)))
-        return Called(told, budget, file, *of_calls), rate, None
-    interrupted, rising = opened.interrupted(), None
+        return Called(told, budget, file, call.evaluator, opened), rate, None
+    interrupted, rising = call.interrupted(), None
     if sample is not None:
-        advice = rates.Advice(run, initial, key, budget.total, rate)
+        advice = rates.Advice(run, call.initial, call.key, budget.total, rate)
         rising = Rising(budget.total, advice.text)
     if file is not None:
         told = Told(Stepper(run, begun))
         return Traced(told, budget, file, interrupted), rate, rising
-    of_chunk = opened.policy, chunk_size, interrupted
+    of_chunk = call.policy, chunk_size, interrupted
     return Compiled(run, begun, budget, *of_chunk), rate, rising
 
 

@@ -63,7 +63,8 @@ class OneByOne(Steps, abc.ABC):
             [record for record in self._file.records if record.again is None]
         )
         again = journal.to_evaluate_again(found)
-        stops = {len(found), *self._stops(found), *([] if again is None else again[:1])}
+        asks = self._stops(found)
+        stops = {len(found), *asks, *([] if again is None else again[:1])}
         first, value = 0, lambda: None
         for stop in sorted(stops):
             part = found[first:stop]
@@ -76,7 +77,8 @@ class OneByOne(Steps, abc.ABC):
             if stop < len(found) and not self._told.ended:
                 if again is not None and stop == again[0]:
                     value = self._later_value(again[1])
-                self._look()
+                if stop in asks:
+                    self._told.ask()
         if again is None:
             return
         try:
@@ -102,9 +104,6 @@ class OneByOne(Steps, abc.ABC):
         del found
         return ()
 
-    def _look(self) -> None:
-        """Asks for the points of a step of a journal."""
-
     @abc.abstractmethod
     def _later_value(self, point: int) -> Callable[[], Any]:
         """A function that returns the value at a point of the step.
@@ -116,13 +115,6 @@ class OneByOne(Steps, abc.ABC):
     @abc.abstractmethod
     def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
         """The values of a step and failures; `None` if it was interrupted."""
-
-    def _taken(self, record: Record) -> dict[str, Any]:
-        """Takes a step."""
-        found = self._outcome
-        if found is None:
-            return self._told.take(record)
-        return self._told.take(record, found.values, found.infos)
 
     @abc.abstractmethod
     def _value_of(self, record: Record, row: dict[str, Any], whole: bool) -> float:
@@ -150,7 +142,8 @@ class OneByOne(Steps, abc.ABC):
                 self.state,
             ) from error
         self.num_failed += len(texts)
-        row = self._taken(record)
+        known = (None, None) if self._outcome is None else self._outcome[:2]
+        row = self._told.take(record, *known)
         self._count(record, row, self.number > number)
         return True
 
@@ -279,9 +272,6 @@ class Called(OneByOne):
         # The best of its points is one of the result.
         values = [record.lowest for record in found]
         return [int(np.argmin(values))] if values else ()
-
-    def _look(self) -> None:
-        self._told.ask()
 
     def _later_value(self, point: int) -> Callable[[], Any]:
         candidates = self._told.ask()

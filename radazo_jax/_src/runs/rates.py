@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypeGuard
 import jax
 import jax.numpy as jnp
 import optax
-from jax.tree_util import Partial
 
 from radazo_jax._src import trees
 from radazo_jax._src.contracts import GradientEstimator, GradientTransformationExtraArgs
@@ -41,7 +40,7 @@ def default(
     """
     chosen: Any = forward_difference(orthonormal()) if estimator is None else estimator
     most = max(getattr(chosen, "num_directions", 0), 64)
-    return radazo_at(0.0, None, size > _LARGE, most), chosen
+    return radazo(size > _LARGE, most), chosen
 
 
 def of_run(
@@ -169,32 +168,6 @@ class Advice(NamedTuple):
         )
 
 
-def radazo_at(
-    learning_rate: float,
-    num_steps: int | None,
-    replayed: bool = False,
-    max_directions: int = 64,
-) -> GradientTransformationExtraArgs:
-    """R-AdaZO with bias correction, at a rate that falls to 0.
-
-    Runs at other rates or of other numbers of steps share a program.
-
-    Args:
-      learning_rate: η of the first step.
-      num_steps: T, the number of steps over which the rate falls linearly to 0; if it
-        is `None`, the rate falls as 1/√(1 + t/100).
-      replayed: Whether moments are replayed.
-      max_directions: The largest number of directions per step, with replayed moments.
-    """
-    chain = _chain(replayed, max_directions)
-    begin = Partial(_begun, chain.init, DecayedRate.of(learning_rate, num_steps))
-    return optax.GradientTransformationExtraArgs(begin, chain.update)
-
-
-def _begun(init: Any, rate: DecayedRate, params: optax.Params) -> Any:
-    return (*init(params)[:-1], rate)
-
-
 def _scale(
     updates: optax.Updates,
     state: DecayedRate,
@@ -210,7 +183,16 @@ def _scale(
 
 # The same object at each call, so that runs compile once.
 @functools.cache
-def _chain(replayed: bool, max_directions: int) -> GradientTransformationExtraArgs:
+def radazo(replayed: bool, max_directions: int) -> GradientTransformationExtraArgs:
+    """R-AdaZO with bias correction, at the rate in its state, which is 0 at first.
+
+    Runs at other rates or of other numbers of steps share a program.
+
+    Args:
+      replayed: Whether moments are replayed.
+      max_directions: The largest number of directions per step, with replayed moments.
+    """
+
     def unknown(params: optax.Params) -> DecayedRate:
         del params
         return DecayedRate.of(0.0, None)

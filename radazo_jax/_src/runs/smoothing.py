@@ -22,8 +22,9 @@ from radazo_jax._src.points import sample_points
 from radazo_jax._src.steps import box, draws, step
 from radazo_jax._src.steps.box import Bounds
 
-# Of the probe: chosen on ten networks, with steps and without.
-_DIRECTIONS, _SIZES, _FACTOR = 16, 6, 4.0
+# Of the probe: chosen on networks with steps and without. Still shorter distances would
+# agree with each other if no step lies between them.
+_DIRECTIONS, _SIZES, _FACTOR = 20, 5, 4.0
 
 # A longer distance is chosen if it agrees by less than the best, by a part of the error
 # (1 − a²)/√n of a correlation a.
@@ -112,7 +113,7 @@ def find_smoothing(
     Rounding, signs, spikes and the choice of the largest make a loss jump. Short
     differences then show the jumps, and long ones the curvature. In between, a
     difference shows a slope that holds at other distances, too. The loss is evaluated
-    at θ ± sᵢu at six distances sᵢ along the same sixteen directions u, each on a
+    at θ ± sᵢu at five distances sᵢ along the same twenty directions u, each on a
     minibatch of its own. With oᵢ the odd part of the two differences from the loss at
     θ, and eᵢ the even part, vectors over the directions, the agreement of a distance is
 
@@ -122,10 +123,10 @@ def find_smoothing(
     distances, of which longer ones weigh more. μ is the longest distance whose
     agreement is at least a − (1 − a²)/10, with a the largest. The distances move a
     parameter by the root mean square of all parameters (1 if that is 0), and by 1/4,
-    1/16 … 1/1024 of it, rounded to a power of two.
+    1/16 … 1/256 of it, rounded to a power of two.
 
     Use it for networks with rounding, signs or spikes, in loops that name an optimizer.
-    `minimize` and `find_learning_rate` measure μ by themselves. It takes 208
+    `minimize` and `find_learning_rate` measure μ by themselves. It takes 220
     evaluations, and the memory of an evaluation.
 
     Args:
@@ -156,7 +157,7 @@ def find_smoothing(
       >>> print(found)
       smoothing               ...
       distance and agreement  ...
-      evaluations             208
+      evaluations             220
       >>> estimator = zo.forward_difference(smoothing=found.smoothing)
     """
     params = checks.as_params(params)
@@ -219,49 +220,57 @@ class Table(NamedTuple):
         Raises:
           ValueError: As `find_smoothing` does for a loss.
         """
-        base, shortest = self.base.mean(), self.distances[self.usual][0] / self.unit
-        usable = np.isfinite(self.ahead).all(0) & np.isfinite(self.back).all(0)
-        among = usable & self.usual
+        base, tried = self.base.mean(), self.distances[self.usual]
+        ahead, back = self.ahead[:, self.usual], self.back[:, self.usual]
+        usable = np.isfinite(ahead).all(0) & np.isfinite(back).all(0)
         if not math.isfinite(base):
             raise ValueError(
                 f"fun must be finite at params; got {base}. Start elsewhere, or check "
                 "that sample returns examples."
             )
-        if among.sum() < 2:
+        if usable.sum() < 2:
             raise ValueError(
                 "fun must be finite around params; got values that are not, already at "
-                f"a change of {_FACTOR * shortest:.3g} per element. Start elsewhere."
+                f"a change of {tried[1] / self.unit:.3g} per element. Start elsewhere."
             )
-        if np.all(self.ahead[:, among] == self.base):
+        if np.all(ahead[:, usable] == self.base):
             raise ValueError(
                 f"fun must change with params; got {base:.6g} at all points up to a "
-                f"change of {self.distances[among][-1] / self.unit:.3g} per element. "
+                f"change of {tried[usable][-1] / self.unit:.3g} per element. "
                 "Start elsewhere."
             )
-        found = np.full(len(among), np.nan)
-        ahead, back = (x[:, usable] - self.base for x in (self.ahead, self.back))
-        found[usable] = agreements(ahead, back, among[usable])
-        best = np.max(found[among])
-        enough = among & (found >= best - _TOLERANCE * (1 - best**2))
-        last = np.flatnonzero(enough)[-1]
-        far, shown = tuple(self.distances.tolist()), tuple(found.tolist())
+        found = np.full(len(tried), np.nan)
+        found[usable] = _agreements(*(x[:, usable] - self.base for x in (ahead, back)))
+        best = np.nanmax(found)
+        last = np.flatnonzero(found >= best - _TOLERANCE * (1 - best**2))[-1]
+        far, shown = tuple(tried.tolist()), tuple(found.tolist())
         return Smoothing(far[last], shown[last], far, shown, self.num_evaluations)
 
+    def correlation(self, far: float, other: float) -> float:
+        """The correlation of differences at a distance with the odd part at another."""
+        at = np.searchsorted(self.distances, np.float32([far, other]))
+        ahead, back = (x[:, at] - self.base for x in (self.ahead, self.back))
+        return float(_correlations(ahead, back)[0, 1])
 
-def agreements(ahead: np.ndarray, back: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """The agreement of each distance: [m].
+
+def _correlations(ahead: np.ndarray, back: np.ndarray) -> np.ndarray:
+    """The correlation of differences with odd parts, for each two distances: [m, m].
 
     Args:
       ahead: The differences f(θ + sᵢ u) − f(θ), [directions, m], from short to long.
       back: The differences f(θ − sᵢ u) − f(θ), likewise.
-      counted: Whether a distance is compared with all the others: [m].
     """
     odd, even = (ahead - back) / 2, (ahead + back) / 2
     length = np.sqrt(np.sum(odd**2, axis=0))
     whole = np.sqrt(np.sum(odd**2 + even**2, axis=0))
     scale = np.outer(whole, length)
-    pairs = np.divide(odd.T @ odd, scale, out=np.zeros_like(scale), where=scale > 0)
-    weights = np.tile(np.cumsum(counted) ** 2.0 * counted, (len(scale), 1))
+    return np.divide(odd.T @ odd, scale, out=np.zeros_like(scale), where=scale != 0)
+
+
+def _agreements(ahead: np.ndarray, back: np.ndarray) -> np.ndarray:
+    """The agreement of each distance: [m]."""
+    pairs = _correlations(ahead, back)
+    weights = np.tile(np.arange(1.0, len(pairs) + 1) ** 2, (len(pairs), 1))
     np.fill_diagonal(weights, 0)
     return np.sum(weights * pairs, axis=1) / np.sum(weights, axis=1)
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from radazo_jax._src import checks
-from radazo_jax._src.steps import states, step
-from radazo_jax._src.steps.states import Run, SolverState
+from radazo_jax._src.steps import states
 
 _DEFAULT_STEPS = 1000
 
@@ -122,22 +121,8 @@ class Budget:
         if self.is_open:
             self.num_steps = self._num_steps = most
 
-    def start(self, run: Run, state: SolverState, dtype: jax.typing.DTypeLike) -> None:
+    def start(self, size: int, done: Any, dtype: jax.typing.DTypeLike) -> None:
         """Starts to count the steps of a run.
-
-        Args:
-          run: The run.
-          state: The state before the first step.
-          dtype: The dtype of the values that are compared.
-
-        Raises:
-          ValueError: If `num_steps` is too large, or `max_evaluations` too small.
-        """
-        size = step.num_points(run, state)
-        self.start_points(size, state.step, dtype)
-
-    def start_points(self, size: int, done: Any, dtype: Any) -> None:
-        """Starts to count the steps of a run of which only these numbers are known.
 
         Args:
           size: The number of points of a step.
@@ -145,7 +130,7 @@ class Budget:
           dtype: The dtype of the values that are compared.
 
         Raises:
-          ValueError: As in `start`.
+          ValueError: If `num_steps` is too large, or `max_evaluations` too small.
         """
         if self._num_steps is None:
             self.num_steps = states.room(done)

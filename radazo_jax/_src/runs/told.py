@@ -395,10 +395,7 @@ def is_method(optimizer: Any, estimator: Any) -> bool:
 
 
 def begin(
-    run: Run,
-    params: optax.Params,
-    key: jax.typing.ArrayLike,
-    state: Any = None,
+    run: Run, params: optax.Params, key: jax.typing.ArrayLike, state: Any = None
 ) -> SolverState:
     """The state to begin with, of which the caller keeps a copy: steps are in place.
 
@@ -507,7 +504,7 @@ def replay(
             run = rates.with_smoothing(run, state)
         if exact:
             # The checksums of the parameters compare learning rates.
-            kept = {name: line.get(name) for name in ("learning_rate", "values")}
+            kept = {"learning_rate": line.get("learning_rate")}
             found.check_same_run(line_of_run(state, run) | kept)
         told = Told(Stepper(traced(run, state), state))
         told.rebuild(found.records, exact)

@@ -1,6 +1,6 @@
 """`Vectors`: trees of parameters as the vectors of a method on the host."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from fractions import Fraction
 from typing import Any
@@ -65,13 +65,8 @@ class Vectors:
         """Returns the spacings as a vector, if they are as they must be."""
         if step is None:
             return np.zeros(self.dimension)
-        found = np.full(1, np.nan)
-        with suppress(TypeError, ValueError):
-            treedef: Any = self._treedef
-            given = treedef.flatten_up_to(trees.filled(step, self.tree))
-            if all(np.asarray(x).dtype.kind in "biuf" for x in given):
-                found = self._joined(given)
-        if not np.all((found >= 0) & (found < np.inf)):
+        found = self._vector(step)
+        if found is None or not np.all((found >= 0) & (found < np.inf)):
             got = " ".join(repr(step).split())
             raise ValueError(
                 "step must be a number of at least 0, or a tree of them like params, "
@@ -82,21 +77,28 @@ class Vectors:
 
     def flat(self, tree: Any) -> np.ndarray:
         """Returns the vector of a tree like the parameters, or of a number: [d]."""
-        leaves = jax.tree.leaves(trees.filled(tree, self.tree))
-        if len(leaves) != len(self._kinds):
+        found = self._vector(tree)
+        if found is None:
             raise ValueError(
                 "scale must be a number, or a tree like params, "
-                f"{shown.tree(self.tree)}; got {' '.join(repr(tree).split())}."
+                f"{shown.tree(self.tree)}; got {shown.tree(tree)}."
             )
-        return self._joined(leaves)
+        return found
 
-    def _joined(self, leaves: Sequence[Any]) -> np.ndarray:
+    def _vector(self, tree: Any) -> np.ndarray | None:
         """Returns the vector of numbers and arrays that broadcast to the leaves."""
-        parts = [
-            np.broadcast_to(np.asarray(leaf).astype(np.float64), shape).ravel()
-            for leaf, (shape, _) in zip(leaves, self._kinds, strict=True)
-        ]
-        return np.concatenate(parts) if parts else np.zeros(0)
+        treedef: Any = self._treedef
+        with suppress(TypeError, ValueError):
+            leaves = treedef.flatten_up_to(trees.filled(tree, self.tree))
+            arrays = [np.asarray(x).astype(float, casting="same_kind") for x in leaves]
+            return np.concatenate(
+                [
+                    np.broadcast_to(x, shape).ravel()
+                    for x, (shape, _) in zip(arrays, self._kinds, strict=True)
+                ]
+                or [np.zeros(0)]
+            )
+        return None
 
     def trees(self, points: np.ndarray) -> Any:
         """Returns points, [n, d], as a tree whose leaves have n rows."""

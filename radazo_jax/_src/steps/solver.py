@@ -10,9 +10,10 @@ from radazo_jax._src import trees
 from radazo_jax._src.contracts import Evaluator, GradientEstimator, Objective
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.names import checks_names
-from radazo_jax._src.steps import states
+from radazo_jax._src.steps import draws, states
 from radazo_jax._src.steps import step as steps
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
+from radazo_jax._src.steps.lost import warn_of_rounding
 from radazo_jax._src.steps.states import Run, SolverState, StepInfo
 
 
@@ -120,7 +121,10 @@ def solver(
     def init(params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
         # No two leaves share a buffer, and none is the caller's, so that the state can
         # be donated.
-        return trees.copy(steps.start(run, params, key))
+        state = trees.copy(steps.start(run, params, key))
+        draw = draws.draw_of(state.key, state.step)
+        warn_of_rounding(estimator, draw, state.params, state.estimator_state)
+        return state
 
     def step(
         state: SolverState, *batch: Any, **kwargs: Any

@@ -187,11 +187,7 @@ def check_room(done: Any, num_steps: int = 1) -> None:
         )
 
 
-def check_run(
-    optimizer: Any,
-    estimator: Any,
-    evaluator: Any = vectorized(),
-) -> None:
+def check_run(optimizer: Any, estimator: Any, evaluator: Any = vectorized()) -> None:
     """Raises unless these are what they are named."""
     if isinstance(optimizer, GradientEstimator):
         raise TypeError(

@@ -40,29 +40,18 @@ def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverSt
       params: The parameters.
       key: The key of the run.
     """
-    arrays = checks.as_params(params)
-    checks.warn_of_float32(params)
-    params = arrays
+    given, params = params, checks.as_params(params)
+    checks.warn_of_float32(given)
     box.check_bounds(run.bounds, params)
     # A start on a bound may be off it by rounding.
     params = box.project(run.bounds, params)
-    return begun(run, params, keys.check_same_key(key))
-
-
-def begun(run: Run, params: optax.Params, key: jax.Array) -> SolverState:
-    """The state before the first step, of arguments that are checked.
-
-    Args:
-      run: The run.
-      params: The parameters, within the bounds.
-      key: The typed key of the run.
-    """
+    typed = keys.check_same_key(key)
     count = trees.number(0, jnp.int32)
     return SolverState(
         params,
         run.optimizer.init(params),
         run.estimator.init(params),
-        key,
+        typed,
         count,
         Failures(count, count, count),
     )

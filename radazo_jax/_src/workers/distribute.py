@@ -1,7 +1,7 @@
 """Runs on workers that hold the model."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -46,7 +46,6 @@ def distribute(
     sample: Callable[[jax.Array], Any] | None = None,
     bounds: BoundsLike | None = None,
     batch_size: int = 1,
-    values: str = "exact",
     timeout: float = 300.0,
     on_failure: str = "drop",
     max_consecutive_failures: int = 10,
@@ -94,11 +93,6 @@ def distribute(
       sample: As in `minimize`; it runs on the workers.
       bounds: As in `ask_tell`.
       batch_size: Number of points that a worker evaluates together, under `jax.vmap`.
-      values: The values by which workers take a step. "exact": the values
-        themselves. "signs": 1 for the higher value of an antithetic pair and −1 for the
-        lower, or 0 for both. The optimizer sees the signs. Workers answer with the
-        values at the points. The journal holds the signs and the mean of these values,
-        which is the loss in the history.
       timeout: Seconds after which a worker that has not answered is dropped, in
         addition to the time that it is expected to take. If no worker answers for as
         long, the run ends. The points of a late worker go to other workers earlier.
@@ -153,7 +147,6 @@ def distribute(
     checks.check_int_at_least("batch_size", batch_size, 1)
     checks.check_positive("timeout", timeout)
     policy = Policy.of(on_failure, max_consecutive_failures)
-    _check_values(values, target, patience)
     _check_client(client)
     if params is not None:
         checks.warn_of_float32(params)
@@ -169,8 +162,7 @@ def distribute(
         batch_size,
         np.asarray(jax.random.key_data(typed)),
     )
-    signs = values == "signs"
-    driver = Driver(Cluster(client), recipe, float(timeout), budget, policy, signs)
+    driver = Driver(Cluster(client), recipe, float(timeout), budget, policy)
     return driver.run(journal, fetch_params, progress, callback)
 
 
@@ -184,10 +176,9 @@ class Driver(Steps):
         timeout: float,
         budget: Budget,
         policy: Policy,
-        signs: bool = False,
     ):
         super().__init__(budget)
-        self._cluster, self._policy, self._signs = cluster, policy, signs
+        self._cluster, self._policy = cluster, policy
         self._key = jax.random.wrap_key_data(
             jnp.asarray(recipe.key), impl="threefry2x32"
         )
@@ -195,7 +186,6 @@ class Driver(Steps):
         number = int(np.random.SeedSequence().generate_state(1)[0])
         self._fleet = Fleet(cluster, recipe, number, timeout)
         self._names: tuple[str, ...] = ()
-        self._values = np.zeros(0)  # Of the latest step.
         self._file: Journal | None = None
 
     def run(
@@ -216,26 +206,20 @@ class Driver(Steps):
             if description is None:
                 raise KeyboardInterrupt
             line, self._names = description.line, description.names
-            if self._signs:
-                _check_pairs(line)
-                line = line | {"values": "signs"}
-            self.budget.start_points(line["points"], 0, np.dtype(line["dtype"]))
+            self.budget.start(line["points"], 0, np.dtype(line["dtype"]))
             if self._file is not None:
                 self._file.begin(line)
-                self._resume(self._file.records)
-            self._limits = self._policy.limits(self.failures)
-            show = stack.enter_context(loop.progress_bar(progress, self.budget))
-            result = loop.run(self, self._policy, callback, show)
+            result = loop.run(self, self._policy, callback, progress)
         return result._replace(workers=dict(fleet.roster.reports))
 
-    def _resume(self, records: Sequence[Record]) -> None:
+    def resume(self) -> None:
         """Begins after the steps of a journal, as far as the budgets allow."""
+        records = [] if self._file is None else self._file.records
         allowed = self.budget.allowed([len(x.values) for x in records])
-        self._fleet.resume(list(records[:allowed]))
+        self._fleet.resume(records[:allowed])
         for record in records[:allowed]:
-            # Of signs, none is a value of the loss.
-            values = record.values
-            self._count(record, np.full_like(values, np.inf) if self._signs else values)
+            self._count(record)
+        self._limits = self._policy.limits(self.failures)
 
     def take(self) -> bool:
         fleet, start = self._fleet, time.perf_counter()
@@ -247,7 +231,7 @@ class Driver(Steps):
             if found is None:
                 return False
             seconds = time.perf_counter() - start
-            record = _record(number, found, seconds, self._signs)
+            record = _record(number, found, seconds)
             if self._file is not None:
                 self._file.append(record)
         except RunError:
@@ -259,26 +243,26 @@ class Driver(Steps):
                 self.state,
             ) from error
         fleet.records.append(record)
-        self._values = found.values
-        self._count(record, found.values)
+        self._count(record)
         self.rows.append(history.of_values(found.values))
         return True
 
-    def _count(self, record: Record, values: np.ndarray) -> None:
-        """Counts a step with these values."""
-        i, value = lowest(values)
+    def _count(self, record: Record) -> None:
+        """Counts a step."""
+        i, value = lowest(record.values)
         if value < self.best.value:
             self.best = Best(None, float(value), self.budget.evaluations + i)
         self.last_failure = (self.last_failure, *record.failures)[-1]
-        self.budget.saw(value, len(values))
+        self.budget.saw(value, len(record.values))
 
     def figures(self) -> dict[str, str]:
-        rate = len(self._values) / max(self._fleet.records[-1].seconds, 1e-9)
+        latest = self._fleet.records[-1]
+        rate = len(latest.values) / max(latest.seconds, 1e-9)
         return {"lowest": f"{self.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
 
     def report(self) -> Report:
-        number = len(self._fleet.records)
-        return Report(number, self._values, None, self.best, self.state)
+        records = self._fleet.records
+        return Report(len(records), records[-1].values, None, self.best, self.state)
 
     def history(self) -> History:
         known = self._fleet.numbers
@@ -289,7 +273,7 @@ class Driver(Steps):
         """The state of the run, without its trees."""
         done = jnp.array(len(self._fleet.records), jnp.int32)
         trees = {f"{name}_state": None for name in ("optimizer", "estimator")}
-        failures = _failures(self._fleet)
+        failures = Failures(*(jnp.int32(x) for x in self._fleet.failures))
         return SolverState(None, **trees, key=self._key, step=done, failures=failures)
 
     def params(self, stopped: str) -> Any:
@@ -324,7 +308,7 @@ class Driver(Steps):
                 checks.warn(note)
 
 
-def _record(number: int, found: Members, seconds: float, signs: bool) -> Record:
+def _record(number: int, found: Members, seconds: float) -> Record:
     """The record of a step in a journal."""
     values = found.values
     failures = [found.failures[i] for i in sorted(found.failures)]
@@ -333,12 +317,7 @@ def _record(number: int, found: Members, seconds: float, signs: bool) -> Record:
         for i, value in enumerate(values)
         if not np.isfinite(value) and i not in found.failures
     ]
-    record = Record(number, values, found.agreed() or 0, seconds, tuple(failures))
-    if not signs:
-        return record
-    finite = values[np.isfinite(values)]
-    mean = float(finite.mean()) if finite.size else None
-    return record._replace(values=signs_of(values), mean=mean)
+    return Record(number, values, found.agreed() or 0, seconds, tuple(failures))
 
 
 def _row(
@@ -347,46 +326,7 @@ def _row(
     """The numbers of a step for a history."""
     row = history.of_record(record)
     known = numbers.get(record.step)
-    if known is None:
-        return row
-    told = dict(zip(names, known, strict=True))
-    return row | told | ({} if record.mean is None else {"value": record.mean})
-
-
-def _failures(fleet: Fleet) -> Failures:
-    evaluations, skipped, in_a_row = (jnp.int32(x) for x in fleet.failures)
-    return Failures(evaluations, skipped, in_a_row)
-
-
-def signs_of(values: np.ndarray) -> np.ndarray:
-    """Compares the two members of each pair: 1 for the higher value, −1 for the lower.
-
-    Equal values are 0. If a value is not finite, it is NaN, and the other one is 0.
-
-    Args:
-      values: The values of 2k members, [2k]; members 2i and 2i + 1 are a pair.
-
-    Returns:
-      The signs, of the shape and dtype of the values.
-    """
-    pairs = values.reshape(-1, 2)
-    finite = np.isfinite(pairs)
-    known = finite.all(1)
-    first, second = np.where(finite, pairs, 0).T
-    signs = np.where(known, np.sign(first - second), 0)
-    # Without the sign of a zero.
-    found = np.stack([signs, -signs], 1) + 0.0
-    return np.where(finite, found, np.nan).astype(values.dtype).reshape(values.shape)
-
-
-def _check_values(values: str, target: float | None, patience: int | None) -> None:
-    if values not in ("exact", "signs"):
-        raise ValueError(f"values must be 'exact' or 'signs'; got {values!r}.")
-    if values == "signs" and (target is not None or patience is not None):
-        raise ValueError(
-            "target and patience must be None if values is 'signs', of which none is "
-            f"lowest; got {target!r} and {patience!r}."
-        )
+    return row if known is None else row | dict(zip(names, known, strict=True))
 
 
 def _check_client(client: Any) -> None:
@@ -397,14 +337,4 @@ def _check_client(client: Any) -> None:
         raise ValueError(
             "client must not be asynchronous; got one made with asynchronous=True. "
             "distribute waits for the whole run."
-        )
-
-
-def _check_pairs(line: dict[str, Any]) -> None:
-    scales, n = line["scales"], line["points"]
-    if n % 2 or len(scales) != 2 or scales[0] != -scales[1]:
-        raise ValueError(
-            "values must be 'exact' unless the points are antithetic pairs; got "
-            f"'signs' with {n} points, at the distances {scales} along a direction. "
-            "central_difference and evolution_strategy have pairs."
         )

@@ -7,16 +7,10 @@ from typing import Any
 import numpy as np
 
 from radazo_jax._src.runs.journal import Record
+from radazo_jax._src.workers.cluster import Cluster
 from radazo_jax._src.workers.messages import Reply, Request
 from radazo_jax._src.workers.replica import Description, Recipe
-from radazo_jax._src.workers.roster import (
-    NONE,
-    Inbox,
-    Messenger,
-    Roster,
-    Worker,
-    now,
-)
+from radazo_jax._src.workers.roster import NONE, Inbox, Roster, Worker, now
 from radazo_jax._src.workers.shares import Members, Repeats, shared_out
 
 _POLL = 0.1  # Seconds between looks at clocks and at Ctrl-C.
@@ -43,7 +37,7 @@ class Fleet:
       failures: The counts of `Failures` before the current step.
     """
 
-    def __init__(self, messenger: Messenger, recipe: Recipe, run: int, timeout: float):
+    def __init__(self, messenger: Cluster, recipe: Recipe, run: int, timeout: float):
         self.records: list[Record] = []
         self.numbers: dict[int, np.ndarray] = {}
         self.failures = (0, 0, 0)

@@ -9,6 +9,8 @@ import numpy as np
 
 _KINDS = "biuf"  # Of the arrays: numbers.
 
+NO_NUMBERS, NO_VALUES = np.zeros((0, 0), np.float32), np.zeros(0, np.float32)
+
 
 class Request(NamedTuple):
     """A message to a worker: steps to take, then members to evaluate.
@@ -37,7 +39,6 @@ class Reply(NamedTuple):
       step: The number of steps that its state has taken.
       checksum: The checksum of its parameters.
       failures: The counts of `Failures`, in their order.
-      seconds: Duration of the evaluations of a batch.
       seconds_per_step: Duration of a step without its evaluations.
       numbers: The numbers of the steps that it took for this answer, [steps, k].
       values: The values at the members, [m].
@@ -49,7 +50,6 @@ class Reply(NamedTuple):
     step: int
     checksum: int
     failures: tuple[int, int, int]
-    seconds: float
     seconds_per_step: float
     numbers: np.ndarray
     values: np.ndarray
@@ -59,8 +59,7 @@ class Reply(NamedTuple):
 
 def failed(problem: str) -> Reply:
     """The answer of a worker that cannot give another."""
-    none = np.zeros((0, 0), np.float32)
-    return Reply(0, 0, (0, 0, 0), 0.0, 0.0, none, none[0:0].ravel(), problem)
+    return Reply(0, 0, (0, 0, 0), 0.0, NO_NUMBERS, NO_VALUES, problem)
 
 
 def encode(message: Request | Reply) -> bytes:

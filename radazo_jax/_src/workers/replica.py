@@ -17,7 +17,13 @@ from radazo_jax._src.runs.told import Stepper, Told, begin
 from radazo_jax._src.steps import states, step
 from radazo_jax._src.steps.box import Bounds
 from radazo_jax._src.steps.states import Run, SolverState
-from radazo_jax._src.workers.messages import Reply, Request
+from radazo_jax._src.workers.messages import (
+    NO_NUMBERS,
+    NO_VALUES,
+    Reply,
+    Request,
+    failed,
+)
 
 
 class Recipe(NamedTuple):
@@ -75,19 +81,14 @@ class Replica:
                 f"make_fun must return a function of the parameters; got {fun!r}."
             )
         run = Run(
-            fun,
-            recipe.sample,
-            recipe.optimizer,
-            recipe.estimator,
-            bounds=recipe.bounds,
+            fun, recipe.sample, recipe.optimizer, recipe.estimator, bounds=recipe.bounds
         )
         states.check_run(run.optimizer, run.estimator)
-        self._fun = fun
         self._seconds = self._seconds_per_step = 0.0
         begun = self._start(params)
         self._run = step.traced(run, begun)
-        self._told: Told | None = self._told_of(begun)
-        self._names = self._told.maker.names
+        self._held: Stepper | None = Stepper(self._run, begun)
+        self._names = self._held.names
         self._points = programs.of(_points, self._run, begun)
         # Not by its arguments: each batch of points is as large.
         self._values = programs.of(values_of, self._run)
@@ -101,10 +102,10 @@ class Replica:
         line = line_of_run(begun, self._run)
         size = sum(x.nbytes for x in jax.tree.leaves(begun))
         for _ in range(2):
-            copy = self._told_of(trees.copy(begun))
+            copy = Stepper(self._run, trees.copy(begun))
             start = time.perf_counter()
-            copy.maker.tell(np.full(line["points"], values[0], values.dtype))
-            jax.block_until_ready(copy.maker.state)
+            copy.tell(np.full(line["points"], values[0], values.dtype))
+            jax.block_until_ready(copy.state)
             self._seconds_per_step = time.perf_counter() - start
         seconds = self._seconds, self._seconds_per_step
         return Description(line, self._names, size, *seconds, values[0])
@@ -112,26 +113,26 @@ class Replica:
     def answer(self, request: Request) -> Reply:
         """Takes steps, then evaluates."""
         if request.restarts:
-            self._told = None
+            self._held = None
         try:
             numbers = self._advance(request)
         except ValueError:
             # The parameters differ from the run's, and some steps were taken in place.
-            self._told = None
-            return self._reply(state=None)
+            self._held = None
+            return failed("")._replace(drifted=True)
         values = self.evaluate(request.members)
-        return self._reply(self._state, numbers, values)
+        return self._reply(numbers, values)
 
     def leaves(self) -> list[np.ndarray]:
         """Returns the arrays of the state."""
-        return [np.asarray(_without_key(x)) for x in jax.tree.leaves(self._state)]
+        return [np.asarray(trees.words(x)) for x in jax.tree.leaves(self._state)]
 
     def copy(self, leaves: list[np.ndarray]) -> Reply:
         """Continues from the state of another worker."""
         found, treedef = jax.tree.flatten(self._state)
         copied = [_like(x, mine) for x, mine in zip(leaves, found, strict=True)]
-        self._told = self._told_of(jax.tree.unflatten(treedef, copied))
-        return self._reply(self._state)
+        self._held = Stepper(self._run, jax.tree.unflatten(treedef, copied))
+        return self._reply()
 
     def params(self) -> Any:
         """Returns the parameters after the last step."""
@@ -170,57 +171,38 @@ class Replica:
         if not records:
             return np.zeros((0, len(self._names)), np.float32)
         start = time.perf_counter()
-        told = self._started()
         # The memory may have changed since the last step.
-        self._stepper().checksum = trees.checksum_of(state.params)
-        rows = told.rebuild(records)
+        self._stepper.checksum = trees.checksum_of(state.params)
+        rows = Told(self._stepper).rebuild(records)
         self._seconds_per_step = (time.perf_counter() - start) / len(records)
         columns = [[row[name] for name in self._names] for row in rows]
         return np.array(columns, trees.widest(state.params))
 
     def _reply(
-        self,
-        state: SolverState | None,
-        numbers: np.ndarray | None = None,
-        values: np.ndarray | None = None,
+        self, numbers: np.ndarray = NO_NUMBERS, values: np.ndarray = NO_VALUES
     ) -> Reply:
-        none = np.zeros((0, 0), np.float32)
-        at, failures = 0, (0, 0, 0)
-        checksum = 0
-        if state is not None:
-            at, checksum = int(state.step), int(trees.checksum_of(state.params))
-            evaluations, skipped, in_a_row = map(int, state.failures)
-            failures = (evaluations, skipped, in_a_row)
+        state = self._state
+        evaluations, skipped, in_a_row = map(int, state.failures)
         return Reply(
-            at,
-            checksum,
-            failures,
-            self._seconds,
+            int(state.step),
+            int(trees.checksum_of(state.params)),
+            (evaluations, skipped, in_a_row),
             self._seconds_per_step,
-            none if numbers is None else numbers,
-            none.ravel() if values is None else values,
-            drifted=state is None,
+            numbers,
+            values,
         )
 
     @property
     def _state(self) -> SolverState:
         """The state after the steps; the first one if it was dropped."""
-        return self._stepper().state
+        return self._stepper.state
 
+    @property
     def _stepper(self) -> Stepper:
-        """Takes the steps."""
-        maker = self._started().maker
-        assert isinstance(maker, Stepper)
-        return maker
-
-    def _started(self) -> Told:
-        """The steps so far; none if they were dropped."""
-        if self._told is None:
-            self._told = self._told_of(self._start(self._made()[1]))
-        return self._told
-
-    def _told_of(self, state: SolverState) -> Told:
-        return Told(Stepper(self._run, state))
+        """Takes the steps, from the beginning if they were dropped."""
+        if self._held is None:
+            self._held = Stepper(self._run, self._start(self._made()[1]))
+        return self._held
 
     def _start(self, params: Any) -> SolverState:
         recipe = self._recipe
@@ -262,15 +244,8 @@ def values_of(
     return xla.rounded(found).astype(dtype)
 
 
-def _without_key(x: jax.Array) -> jax.Array:
-    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(x) if is_key else x
-
-
 def _like(x: np.ndarray, mine: jax.Array) -> jax.Array:
     """An array of another worker, on the devices of the array that it replaces."""
-    if jnp.issubdtype(mine.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(jnp.array(x), impl=jax.random.key_impl(mine))
-    array = jnp.array(x, mine.dtype)
+    array = trees.of_words(jnp.array(x), mine)
     # Programs are compiled again if their arguments are bound to a device and were not.
     return jax.device_put(array, mine.sharding) if mine.committed else array

@@ -7,11 +7,11 @@ import functools
 import itertools
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from radazo_jax._src.workers.messages import Reply, Request
+from radazo_jax._src.workers.cluster import Cluster
 from radazo_jax._src.workers.replica import Description, Recipe
 from radazo_jax._src.workers.shares import differs
 
@@ -35,19 +35,6 @@ class WorkerReport(NamedTuple):
     joined: int = 0
     rebuilt: tuple[int, ...] = ()
     left: str = ""
-
-
-class Messenger(Protocol):
-    """The messages to workers; `Cluster` sends them by Dask."""
-
-    async def addresses(self) -> list[str]: ...
-    async def install(
-        self, address: str, run: int, recipe: Recipe
-    ) -> Description | str | None: ...
-    async def ask(self, address: str, request: Request) -> Reply | None: ...
-    async def copy(self, address: str, run: int, peer: str) -> Reply | None: ...
-    async def params(self, address: str, run: int) -> Any: ...
-    async def close(self, address: str, run: int) -> None: ...
 
 
 @dataclasses.dataclass(eq=False)
@@ -122,7 +109,7 @@ class Roster:
 
     def __init__(
         self,
-        messenger: Messenger,
+        messenger: Cluster,
         recipe: Recipe,
         run: int,
         timeout: float,

@@ -2,6 +2,6 @@
 
 `build` puts statements together and knows their types, the makers (`elementwise`,
 `moves`, `look_ups`, `sums`, `matrices`, `calls`, `randomness`) each know a primitive,
-`evaluate` runs a program operation by operation, `properties` says what must hold,
-and `shrink` makes a failing program short. `python -m campaigns.fuzz` runs many.
+`definition` is what they must equal, and `run` compares. `python -m campaigns.fuzz`
+runs many.
 """

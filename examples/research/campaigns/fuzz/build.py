@@ -68,7 +68,6 @@ class Builder:
         self.statements: list[Statement] = []
         self.params: list[tuple[Value, str]] = []
         self._count: list[int] = parent._count if parent else [0]
-        self.refused: list[Statement] = parent.refused if parent else []
 
     # --- Variables ----------------------------------------------------------------
 
@@ -227,8 +226,6 @@ class Builder:
         try:
             found = jax.eval_shape(scope["run"], *specs)
         except Exception as error:
-            if len(self.refused) < 8 and not self.depth:
-                self.refused.append(bare)
             raise Refused(str(error)) from None
         return tuple(found) if isinstance(found, tuple | list) else _One([found])
 
@@ -311,6 +308,6 @@ KINDS = {
     "outside": 0.2,
 }
 
-# Mostly operations of NumPy: nothing is compiled for these.
-QUICK = {"moves": 30, "look_ups": 10, "products": 3, "calls": 10}
+# Their results are exact, if leaves are multiples of 1/8.
+EXACT = {"moves": 30, "look_ups": 10, "products": 3, "calls": 10}
 PRODUCTS = {"moves": 20, "look_ups": 5, "calls": 5, "products": 20}

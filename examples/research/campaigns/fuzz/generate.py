@@ -1,8 +1,6 @@
 """A random program for each seed."""
 
-import dataclasses
 import random
-from collections.abc import Iterator
 
 import jax
 
@@ -21,26 +19,11 @@ def generate(
     seed: int, wide: bool = False, kinds: dict[str, float] | None = None
 ) -> Program:
     """A program of one to three leaves, by makers of these kinds."""
-    return _grown(seed, wide, kinds).program()
-
-
-def refused(seed: int, wide: bool = False) -> Iterator[Program]:
-    """Programs that end in a statement that JAX refuses to trace."""
-    builder = _grown(seed, wide, None)
-    program = builder.program()
-    known = {value.name for value in builder.values}
-    for bare in builder.refused:
-        if bare.reads() <= known:
-            statements = (*program.statements, bare)
-            yield dataclasses.replace(program, statements=statements)
-
-
-def _grown(seed: int, wide: bool, kinds: dict[str, float] | None) -> Builder:
     rng = random.Random(seed)
     with jax.enable_x64(wide):
         builder = _start(rng, wide, kinds)
         builder.grow(rng.randint(1, LENGTH))
-    return builder
+        return builder.program()
 
 
 def _start(

@@ -1,4 +1,4 @@
-"""Programs as lines of Python, which can be run, cut and printed."""
+"""Programs as lines of Python, which can be run and printed."""
 
 import dataclasses
 import functools
@@ -127,18 +127,13 @@ class Program:
         body = Block("body", (), self.statements, self.results)
         yield from list(body.lines())[1:]
 
-    def test(self, name: str, check: str) -> str:
-        """The program as a test: `check` is the call that fails."""
-        lines = [f"def test_{name}():"]
-        lines += ["    " + line for line in self.lines()]
+    def text(self, seed: int) -> str:
+        """The program as a test without its last line, the check that fails."""
         values = ", ".join(text for _, text in self.params)
         comma = "," if len(self.params) == 1 else ""
-        lines.append(f"    params = ({values}{comma})")
-        if self.wide:
-            lines += ["    with jax.enable_x64(True):", f"        {check}"]
-        else:
-            lines.append(f"    {check}")
-        return "\n".join(lines)
+        lines = [f"def test_seed_{seed}():", *("    " + line for line in self.lines())]
+        wide = "  # With 64-bit types." if self.wide else ""
+        return "\n".join([*lines, f"    params = ({values}{comma}){wide}"])
 
 
 class _Numpy:

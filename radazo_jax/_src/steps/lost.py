@@ -1,19 +1,25 @@
 """The part of perturbations that parameters round away."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from radazo_jax._src import checks, xla
-from radazo_jax._src.contracts import Points
+from radazo_jax._src.contracts import Draw, GradientEstimator, Points
 from radazo_jax._src.directions.distribution import elements, num_random
-from radazo_jax._src.steps import step
-from radazo_jax._src.steps.states import Run, SolverState
-from radazo_jax._src.trees import wide
+from radazo_jax._src.estimators import gradients
+from radazo_jax._src.evaluators.vectorized import vectorized
+from radazo_jax._src.trees import is_traced, wide
 
 # A share of a perturbation beyond which a run warns.
 _LOST = 0.7
+
+# A share that does no harm, and how often a distance is doubled to find it.
+_FEW, _DOUBLINGS = 0.3, 30
 
 
 def _share(lost: jax.Array, wanted: jax.Array) -> jax.Array:
@@ -33,21 +39,42 @@ def by_rounding(points: Points, params: optax.Params) -> dict[str, float]:
     }
 
 
-def warn_of_rounding(run: Run, state: SolverState) -> None:
-    """Warns if narrow parameters round most of their perturbation away."""
-    if all(leaf.dtype.itemsize >= 4 for leaf in jax.tree.leaves(state.params)):
+def warn_of_rounding(
+    estimator: GradientEstimator, draw: Draw, params: optax.Params, state: Any
+) -> None:
+    """Warns if narrow parameters round most of their perturbation away.
+
+    Args:
+      estimator: The estimator.
+      draw: The draw of the first step.
+      params: The parameters. If they are traced, nothing is known of them.
+      state: The state of the estimator.
+    """
+    narrow = any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(params))
+    if not narrow or is_traced((params, draw, state)):
         return
-    points, _ = step.points_at(run, state, step.loss_at(run, state))
-    lost = by_rounding(points, state.params)
+    points, _ = gradients.points_of(estimator, vectorized(1), draw, params, state)
+    lost = by_rounding(points, params)
     bad = {name: share for name, share in lost.items() if share > _LOST}
     if bad:
         name, share = max(bad.items(), key=lambda item: item[1])
+        enough = _kept(points, params)
         checks.warn(
             f"{len(bad)} of the {len(lost)} arrays of params round most of their "
             f"perturbation away: params{name} loses {share:.0%} of it, so that its "
-            "gradient is one of rounding errors. Make smoothing larger, keep these "
-            "arrays in float32, or take low_rank()." + checks.refer_to("diagnose")
+            f"gradient is one of rounding errors. Take smoothing={enough:.1g} or more, "
+            "keep these arrays in float32, or take low_rank()."
+            + checks.refer_to("diagnose")
         )
+
+
+def _kept(points: Points, params: optax.Params) -> float:
+    """The distance beyond which rounding takes little of the perturbations."""
+    for _ in range(_DOUBLINGS):
+        points = dataclasses.replace(points, scales=2 * points.scales)
+        if max(by_rounding(points, params).values()) <= _FEW:
+            break
+    return float(np.max(np.abs(points.scales)))
 
 
 @jax.jit
