@@ -258,7 +258,7 @@ def test_replayed_moments_of_sharded_parameters(types):
     )
 
 
-@pytest.mark.parametrize("distribution", every(KINDS, "low_rank"))
+@pytest.mark.parametrize("distribution", every(KINDS))
 def test_explicit_parameters_without_a_mesh_around(distribution):
     """The mesh comes from the types of arrays, as in operations of JAX."""
     params, x = problem()
@@ -339,6 +339,7 @@ def test_aux_is_that_of_one_device(name):
     np.testing.assert_allclose(sharded_gradient["w"], gradient["w"], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_each_device_does_its_share_of_the_products():
     (params, x), key = problem(features=64, hidden=64), jax.random.key(0)
 

@@ -102,6 +102,7 @@ def quantized(seed):
     return fun
 
 
+@pytest.mark.slow
 def test_scales_of_four_bits_are_those_of_line_searches():
     """Jumps and plateaus: slopes hold for the smallest moves only."""
     ours, known = [], []

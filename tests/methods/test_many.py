@@ -189,7 +189,7 @@ def test_values_in_advance_do_not_change_the_run():
 
 
 def test_memory_and_time_of_a_step_are_linear():
-    d = 10**5
+    d = 20_000
     steps = many.many()(started(np.zeros(d)))
     ask = next(steps)
     for _ in range(4):

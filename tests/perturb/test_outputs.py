@@ -21,7 +21,8 @@ from tests.helpers.tables import jit, slow
 from tests.perturb.zoo import PROGRAMS, normal
 
 
-@pytest.mark.parametrize("distribution", ["low_rank", slow("hashed")])
+@pytest.mark.slow
+@pytest.mark.parametrize("distribution", ["low_rank", "hashed"])
 def test_outputs_that_are_not_arrays(distribution):
     distribution = DISTRIBUTIONS[distribution]
     fun, params, *args = PROGRAMS["outputs"].build()

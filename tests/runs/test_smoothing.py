@@ -81,9 +81,10 @@ def test_the_agreements_are_those_of_the_points():
     assert found.agreement == found.agreements[last]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "distribution",
-    [zo.rademacher(), tables.slow(zo.sphere()), tables.slow(zo.orthonormal())],
+    [zo.rademacher(), zo.sphere(), zo.orthonormal()],
     ids=repr,
 )
 def test_a_staircase_needs_the_width_of_a_step(distribution):
@@ -138,6 +139,7 @@ def test_narrow_parameters_and_losses_need_longer_distances():
     assert narrow.agreements[0] < 0.5 < narrow.agreement
 
 
+@pytest.mark.slow
 def test_a_loss_that_fails_far_away_has_a_shorter_smoothing():
     def fun(x):
         return jnp.where(jnp.max(jnp.abs(x - 0.5)) < 0.2, staircase(x), jnp.nan)
