@@ -175,16 +175,13 @@ def test_it_ends_by_itself(fun, most):
 def test_values_in_advance_do_not_change_the_run():
     """`likely` are the next points, unless the step is not taken."""
     steps = many.many()(started(np.zeros(120)))
-    ask, likely, met, count = next(steps), None, 0, 0
+    ask, met, count = Ask(next(steps)), 0, 0
     for _ in range(80):
-        if isinstance(ask, Ask):
-            likely = ask.likely
-            ask = steps.send(np.array([quadratic(x) for x in ask.points]))
-            points = ask.points if isinstance(ask, Ask) else ask
+        likely = ask.likely
+        ask = steps.send(np.array([quadratic(x) for x in ask.points]))
+        if likely is not None:
             count += 1
-            met += {x.tobytes() for x in points} <= {x.tobytes() for x in likely}
-        else:
-            ask = steps.send(np.array([quadratic(x) for x in ask]))
+            met += {x.tobytes() for x in ask.points} <= {x.tobytes() for x in likely}
     assert count > 30 and met > 0.6 * count
 
 

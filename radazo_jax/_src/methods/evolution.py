@@ -9,6 +9,7 @@ import numpy as np
 from radazo_jax._src import checks
 from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start, Steps
 from radazo_jax._src.methods.known import Known
+from radazo_jax._src.methods.points import finite
 
 # Up to so many parameters, the whole covariance matrix is learned; beyond, its
 # diagonal.
@@ -165,7 +166,7 @@ class Evolution:
         x, gridded = start.params, np.any(start.step)
         # A second value says whether a point of a grid has one value.
         values = yield np.stack([x, x]) if gridded else x[None]
-        value = values[0] if np.isfinite(values[0]) else np.inf
+        value = float(finite(values)[0])
         units = sizes(start, self.scale)
         inner = steps(start, value, units, self.step_size, self.population)
         if gridded and values[0] == values[1]:
@@ -416,7 +417,7 @@ def steps(
         y = state.drawn(start.rng.standard_normal((size, d)))
         points = point(state.mean + state.sigma * y)
         values = yield Ask(points, center=point(state.mean))
-        values = np.where(np.isfinite(values), values, np.inf)
+        values = finite(values)
         order = np.argsort(values, kind="stable")
         y, values = y[order], values[order]
         if values[0] < best.value:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from radazo_jax._src.methods.contract import Ask, End, Part, T, answered
-from radazo_jax._src.methods.points import Space, along, both_sides
+from radazo_jax._src.methods.points import Space, along, both_sides, finite
 from radazo_jax._src.methods.slopes import NOWHERE, Memory, Searched, line_search
 
 # Long differences: their first length, in units, its factor, and the least of it.
@@ -30,11 +30,6 @@ _TRIES = 3
 # How far a parameter without an effect is moved, in units, and the number of times that
 # a move that helps is doubled.
 _LOOKS, _DOUBLED = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0), 20
-
-
-def finite(values: np.ndarray) -> np.ndarray:
-    """Returns values that can be compared: infinite if they failed."""
-    return np.where(np.isfinite(values), values, np.inf)
 
 
 def long_differences(

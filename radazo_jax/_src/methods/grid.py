@@ -63,14 +63,12 @@ class Grid(NamedTuple):
     """The parameters that can move, and the points that they can have.
 
     Attributes:
-      box: Bounds of all parameters.
       space: The space of the points.
       free: Numbers of the parameters that can move, shape [n].
       units: Their sizes, shape [n].
       step: Spacing of their values, 0 if they are continuous, shape [n].
     """
 
-    box: Box
     space: Space
     free: np.ndarray
     units: np.ndarray
@@ -82,7 +80,7 @@ class Grid(NamedTuple):
         free = np.flatnonzero(start.box.lower < start.box.upper)
         units = np.maximum(units, start.step)
         space = Space.of(start, units)
-        return cls(start.box, space, free, units[free], start.step[free])
+        return cls(space, free, units[free], start.step[free])
 
     @property
     def whole(self) -> np.ndarray:
@@ -250,7 +248,9 @@ class Search:
     def first(self) -> np.ndarray:
         """Returns a point along each parameter, toward the middle of the bounds."""
         x, n = self.known.best.params, len(self.grid.free)
-        middle = (self.grid.box.lower + self.grid.box.upper)[self.grid.free] / 2
+        middle = (self.grid.space.box.lower + self.grid.space.box.upper)[
+            self.grid.free
+        ] / 2
         inward = np.where(x[self.grid.free] > middle, -1, 1)
         moves = np.diag(inward * self.reach)
         ahead, back = self.grid.point(x, moves), self.grid.point(x, -moves)
@@ -275,7 +275,9 @@ class Search:
         units = np.outer(reach, reach)
         gradient, hessian = fitted(moves[near], changes, self.hessian * units, misses)
         self.hessian = hessian / units
-        lower, upper = ((bound - x)[self.grid.free] / reach for bound in self.grid.box)
+        lower, upper = (
+            (bound - x)[self.grid.free] / reach for bound in self.grid.space.box
+        )
         box = Box(np.maximum(lower, -1), np.minimum(upper, 1))
         return Model(gradient, hessian, box, self.grid.step / reach)
 
@@ -365,7 +367,7 @@ def _settled(at: Search, value: float, resolution: float) -> Part[bool]:
         return False
     fixed = np.zeros(len(best.params), bool)
     fixed[grid.free[grid.whole]] = True
-    box = Box(*(np.where(fixed, best.params, bound) for bound in grid.box))
+    box = Box(*(np.where(fixed, best.params, bound) for bound in grid.space.box))
     space = grid.space._replace(box=box)
     inner = slopes.steps(best.params, best.value, space, resolution)
     yield from at.known.steps(inner)

@@ -15,10 +15,12 @@ from radazo_jax._src.methods.contract import (
     Box,
     End,
     Method,
+    Part,
     Start,
     Steps,
     check_continuous,
 )
+from radazo_jax._src.methods.points import scaled
 
 # K is at least 10, because two of the K + 2 evaluations of a step are no directions. It
 # is at most 32, because a cycle of d directions should have many steps.
@@ -291,8 +293,9 @@ class Many:
 
     def __call__(self, start: Start) -> Steps:
         check_continuous("many()", start)
-        value = (yield start.params[None])[0]
-        return (yield from steps(start, value, self.num_directions))
+        values = yield start.params[None]
+        inner = functools.partial(steps, start, num_directions=self.num_directions)
+        return (yield from scaled(inner, values))
 
 
 def many(num_directions: int | None = None) -> Method:
@@ -373,37 +376,27 @@ def steps(start: Start, value: float, num_directions: int | None = None) -> Step
       num_directions: K.
     """
     x, box, resolution = start.params, start.box, start.resolution
-    d = len(x)
+    d, value = len(x), float(value) if np.isfinite(value) else np.inf
     count = min(num_directions or min(max(math.isqrt(d), _FEWEST), _MOST), d)
-    blocks, cycle, first = (
-        directions(d, count, start.rng),
-        math.ceil(d / count),
-        count / d,
-    )
-    value, unit = float(value) if np.isfinite(value) else np.inf, 1.0
-    if 0 < abs(value) < np.inf:  # Squares of values must be representable.
-        unit = math.ldexp(1.0, math.frexp(value)[1])
-        value /= unit
+    blocks, cycle = directions(d, count, start.rng), math.ceil(d / count)
+    first, around = count / d, functools.partial(_around, start)
     best, highest, previous = End(x, value, ""), value, np.inf
     ahead, size, distance = Lookahead(x, 0.0), StepSize(), Distance()
     base, since, block, idle = x, 0, next(blocks), Idle(value)
     bounded = Bounded(box, np.zeros(d))
     learns = cycle if np.any(bounded.at_bound(x)) else 0
-    around = functools.partial(_around, start)
     for number in itertools.count(1):
         if since >= cycle:  # A pattern move is due.
             far = box.clip(start.round(2 * x - base))
-            far_value = (yield far[None])[0] / unit
+            far_value = float((yield far[None])[0])
             if far_value < value:
                 ahead = ahead._replace(z=ahead.z + far - x)
-                x, value = far, float(far_value)
+                x, value = far, far_value
             else:
                 base, since = x, 0
         near = box.clip(ahead.point(x))
         points = around(near, block, distance)
-        is_known = np.array_equal(points[0], x)
-        values = (yield points[1:] if is_known else points) / unit
-        values = np.r_[value, values] if is_known else values
+        values = yield from _values(points, x, value)
         slopes, distance = _slopes(points, values, block, distance, resolution)
         gradient, slope, bounded = bounded.free(near, slopes, block)
         before = float(values[0])
@@ -415,15 +408,13 @@ def steps(start: Start, value: float, num_directions: int | None = None) -> Step
             if not size.size:
                 size = size._replace(size=_FIRST * (abs(before) or 1.0) / slope)
             new = box.clip(start.round(near - size.size * gradient))
-            step = new - near
             # Directions that are all new gather nothing.
             no_momentum = Lookahead(new, 0.0 if number < cycle else first)
             moved = ahead.moved(x, near, new, first) if number > cycle else no_momentum
-            if np.any(step):
+            if np.any(new != near):
                 likely = around(moved.point(new), block, distance)
-                after = float((yield Ask(new[None], likely))[0]) / unit
-                fall = -(step @ gradient) * slope / (gradient @ gradient)
-                parabola = Parabola(fall, before, after, step @ step)
+                after = float((yield Ask(new[None], likely))[0])
+                parabola = _parabola(new - near, gradient, slope, before, after)
                 size, is_taken = adapted(size, parabola, highest, resolution)
                 if is_taken:
                     x, value, restart = new, after, no_momentum
@@ -437,5 +428,20 @@ def steps(start: Start, value: float, num_directions: int | None = None) -> Step
             if idle.cycles >= (_SEARCHES if searches else _IDLE):
                 found = np.isfinite(best.value)
                 reason = "a minimum was found" if found else "the function failed"
-                return End(best.params, unit * best.value, reason)
+                return best._replace(reason=reason)
     raise AssertionError("unreachable")
+
+
+def _values(points: np.ndarray, x: np.ndarray, value: float) -> Part[np.ndarray]:
+    """Evaluates points, without the first one if it is x, whose value is known."""
+    if np.array_equal(points[0], x):
+        return np.r_[value, (yield points[1:])]
+    return (yield points)
+
+
+def _parabola(
+    step: np.ndarray, gradient: np.ndarray, slope: float, before: float, after: float
+) -> Parabola:
+    """Returns the parabola along a step, along a gradient whose square is `slope`."""
+    fall = -(step @ gradient) * slope / (gradient @ gradient)
+    return Parabola(fall, before, after, step @ step)

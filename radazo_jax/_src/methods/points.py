@@ -19,6 +19,11 @@ _ROUNDINGS = 64
 _SHARES = (-1.0, 0.5, -0.5)
 
 
+def finite(values: np.ndarray) -> np.ndarray:
+    """Returns values that can be compared: infinite if they failed."""
+    return np.where(np.isfinite(values), values, np.inf)
+
+
 class Space(NamedTuple):
     """The space of a method's points, and their distances.
 
@@ -192,7 +197,7 @@ def both_sides(
     points = np.concatenate(both)
     values = (yield points) - value
     first[which], second[twice] = values[: len(which)], values[len(which) :]
-    values = np.where(np.isfinite(values), values, np.inf)
+    values = finite(values)
     i = int(np.argmin(values))
     return Sides(steps, first, others, second, points[i], float(values[i]))
 
@@ -219,22 +224,23 @@ def central(
     return Differences(h, changes, (h != 0) & flat)
 
 
-def power_of(value: float) -> int:
-    """Returns the power of 2 next to a value, 0 without one."""
-    return math.frexp(value)[1] if np.isfinite(value) and value != 0 else 0
+def scaled(inner: Callable[..., Steps], values: np.ndarray) -> Steps:
+    """Takes the steps of a method whose values are powers of 2 times those received.
 
+    The first value is near 1 then, so that squares of values are numbers.
 
-def scaled(inner: Steps, power: int) -> Steps:
-    """Takes the steps of a method that receives values times 2^−power, near 1.
-
-    So the squares of values of any magnitude are numbers.
+    Args:
+      inner: Returns the steps, given the first values.
+      values: The first values, NaN if one failed.
     """
+    known = values[np.isfinite(values)]
+    power = math.frexp(known[0])[1] if len(known) else 0
 
     def answer(asked: Ask) -> Part[np.ndarray]:
         values = yield asked
         with np.errstate(all="ignore"):
             return np.ldexp(values, -power)
 
-    end = yield from answered(inner, answer)
+    end = yield from answered(inner(*np.ldexp(values, -power).tolist()), answer)
     with np.errstate(all="ignore"):
         return end._replace(value=float(np.ldexp(end.value, power)))

@@ -1,6 +1,7 @@
 """The method that tunes nothing: what the first values say, and what follows."""
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -29,8 +30,8 @@ from radazo_jax._src.methods.contract import (
 from radazo_jax._src.methods.points import (
     Differences,
     Space,
+    finite,
     forward,
-    power_of,
     scaled,
 )
 
@@ -116,12 +117,13 @@ class Untuned:
     scale: Any = 1.0
 
     def __call__(self, start: Start) -> Steps:
-        x = start.params
-        value, again = yield np.stack([x, x])
-        power = power_of(value if np.isfinite(value) else again)
+        values = yield np.stack([start.params, start.params])
         steps = _on_grid if np.any(start.step) else _run
-        inner = steps(self, start, math.ldexp(value, -power), math.ldexp(again, -power))
-        return (yield from scaled(inner, power))
+        return (yield from scaled(functools.partial(steps, self, start), values))
+
+    def sizes(self, start: Start, x: np.ndarray) -> np.ndarray:
+        """Returns the sizes of the parameters at a point, shape [d]."""
+        return evolution.sizes(start._replace(params=x), self.scale)
 
     def left(self, start: Start) -> float:
         """Returns the number of restarts of a run."""
@@ -224,7 +226,7 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
         return best
     while True:
         limit, most = -math.inf, None
-        units = evolution.sizes(start._replace(params=best.params), method.scale)
+        units = method.sizes(start, best.params)
         if descends:
             start.report("slopes()" if d <= _MOST else "many()", reason)
             best, plan = yield from _search(method, start, plan, best, origin)
@@ -284,7 +286,7 @@ def _until(inner: Steps, limit: float, most: int | None) -> Part[tuple[End, bool
     def answer(asked: Ask) -> Part[np.ndarray | None]:
         nonlocal lowest, steps
         values = yield asked
-        comparable, steps = far.finite(values), steps + 1
+        comparable, steps = finite(values), steps + 1
         i = int(np.argmin(comparable))
         lowest = End(asked.points[i], float(comparable[i]), "")
         return None if lowest.value < limit or steps == most else values
@@ -373,7 +375,7 @@ def _search(
         best, plan = yield from _from_origin(method, start, plan, best, origin, surely)
     if best.reason not in (slopes.MINIMUM, *_UNMOVED):
         start.report(MOVES, best.reason)
-        units = evolution.sizes(start._replace(params=best.params), method.scale)
+        units = method.sizes(start, best.params)
         units = units if plan.sizes is None else plan.sizes
         x, value = yield from far.moves(best.params, best.value, units, plan.space)
         best = best._replace(params=x, value=value)
@@ -421,7 +423,7 @@ def _descent(
         best = End(end.params, end.value, end.reason)
         if not np.any(end.dead) or end.reason in (slopes.NOISE, slopes.FIXED):
             return best, plan
-        units = evolution.sizes(start._replace(params=best.params), method.scale)
+        units = method.sizes(start, best.params)
         looked = yield from far.look(best.params, best.value, end.dead, units, space)
         if not looked.value < best.value:
             cells = looked.lengths

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -209,38 +208,34 @@ class Frame(NamedTuple):
     """Coordinates in sizes of the parameters and about the start.
 
     Attributes:
-      x: Start, shape [d].
+      start: The start of the run.
       free: Whether a parameter can move: bool, shape [d].
       units: Sizes of parameters that can, shape [n].
-      whole: Bounds of points.
       box: Bounds of coordinates, shape [n] each.
-      round: Rounds points.
     """
 
-    x: np.ndarray
+    start: Start
     free: np.ndarray
     units: np.ndarray
-    whole: Box
     box: Box
-    round: Callable[[np.ndarray], np.ndarray]
 
     @classmethod
     def of(cls, start: Start, units: np.ndarray) -> "Frame":
         """Returns the coordinates of a run in sizes of its parameters, shape [d]."""
-        x, box = start.params, start.box
-        free = box.lower < box.upper
-        inner = Box(*((bound - x)[free] / units[free] for bound in box))
-        return cls(x, free, units[free], box, inner, start.round)
+        free = start.box.lower < start.box.upper
+        ends = ((bound - start.params)[free] / units[free] for bound in start.box)
+        return cls(start, free, units[free], Box(*ends))
 
     def point(self, u: np.ndarray) -> np.ndarray:
         """Returns the points of coordinates, shape [..., d]."""
-        points = np.broadcast_to(self.x, (*u.shape[:-1], len(self.x))).copy()
+        x = self.start.params
+        points = np.broadcast_to(x, (*u.shape[:-1], len(x))).copy()
         points[..., self.free] += u * self.units
-        return self.whole.clip(self.round(points))
+        return self.start.box.clip(self.start.round(points))
 
     def place(self, points: np.ndarray) -> np.ndarray:
         """Returns the coordinates of points, shape [..., n]."""
-        return (points - self.x)[..., self.free] / self.units
+        return (points - self.start.params)[..., self.free] / self.units
 
     def moves(self, at: "Region") -> bool:
         """Whether a move by ρ is not rounded away."""
@@ -379,7 +374,7 @@ def steps(start: Start, value: float, units: np.ndarray) -> Steps:
         return End(start.params, value, "no parameter can move")
     at = yield from _begun(frame, value, _FIRST)
     while at.resolution > _LAST * _FIRST and frame.moves(at):
-        yield from _step(frame, at, start.resolution)
+        yield from _step(frame, at)
     return End(frame.point(at.points[at.best]), at.lowest, "a minimum was found")
 
 
@@ -396,7 +391,7 @@ def _begun(frame: "Frame", value: float, radius: float) -> Part[Region]:
     return at
 
 
-def _step(frame: Frame, at: Region, resolution: float) -> Part[float]:
+def _step(frame: Frame, at: Region) -> Part[float]:
     """Evaluates the minimum of the model, or makes the model better.
 
     Returns:
@@ -409,7 +404,7 @@ def _step(frame: Frame, at: Region, resolution: float) -> Part[float]:
     length = at.radius * float(np.linalg.norm(step))
     fall = -float(gradient @ step + step @ hessian @ step / 2)
     before, ratio, is_tried = at.lowest, 0.0, False
-    if length >= at.resolution / 2 and fall > resolution * abs(before):
+    if length >= at.resolution / 2 and fall > frame.start.resolution * abs(before):
         new = frame.point(at.points[at.best] + at.radius * step)
         found = float(at.comparable((yield new[None]))[0])
         ratio, is_tried = (before - found) / fall, True
@@ -470,7 +465,7 @@ def first(
     goes_on = not at.failed and np.max(abs(changes)) <= _APART * least
     while goes_on and at.resolution > _LAST_FIRST * radius and frame.moves(at):
         before = at.lowest
-        fall = yield from _step(frame, at, start.resolution)
+        fall = yield from _step(frame, at)
         if before - at.lowest > _PROGRESS * (value - at.lowest):
             latest = at.count
         goes_on = not at.failed and at.count - latest <= _PATIENCE * size

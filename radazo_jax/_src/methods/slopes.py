@@ -1,6 +1,7 @@
 """Quasi-Newton steps along differences of values."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,6 @@ from radazo_jax._src.methods.points import (
     both_sides,
     central,
     forward,
-    power_of,
     scaled,
 )
 
@@ -439,12 +439,10 @@ class Slopes:
 
     def __call__(self, start: Start) -> Steps:
         check_continuous("slopes()", start)
-        value = float((yield start.params[None])[0])
-        if not np.isfinite(value):
-            return End(start.params, value, FAILED)
-        power = power_of(value)
-        inner = self._inner(start, float(np.ldexp(value, -power)))
-        return (yield from scaled(inner, power))
+        values = yield start.params[None]
+        if not np.isfinite(values[0]):
+            return End(start.params, float(values[0]), FAILED)
+        return (yield from scaled(functools.partial(self._inner, start), values))
 
     def _inner(self, start: Start, value: float) -> Steps:
         space = Space.of(start, sizes(start, self.scale))
