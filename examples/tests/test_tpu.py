@@ -394,7 +394,8 @@ def test_a_killed_process_is_named_by_the_others_and_the_run_resumes(
     endless = [*arguments, "--steps", "100000"]
     started = _start(endless, devices=4, processes=3, flags=_QUICK)
     for line in started[0].stdout:
-        if line.startswith("step     40 "):
+        step = _STEP.search(line)
+        if step and int(step[1]) >= 40:
             break
     started[victim].send_signal(signal.SIGKILL)
     for i, (code, _, stderr) in enumerate(_finish(started, _MINUTES)):
@@ -415,7 +416,7 @@ def test_a_second_run_in_one_folder_is_refused(tmp_path):
     arguments = ["--checkpoint", tmp_path, "--checkpoint-every", "100000", "--steps"]
     first = _start([*arguments, "100000"], devices=1, flags=_QUICK)
     for line in first[0].stdout:
-        if line.startswith("step "):
+        if _STEP.search(line):
             break
     second = _start([*arguments, "2"], devices=1, processes=2, flags=_QUICK)
     for code, _, stderr in _finish(second):

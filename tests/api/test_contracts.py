@@ -13,6 +13,7 @@ import pytest
 
 import radazo_jax as zo
 from radazo_jax.estimators import Draw, Estimate, Values
+from tests.helpers import short_runs
 from tests.helpers.relatives import MAKERS, PARAMS, flat, make, quadratic, rows, traced
 from tests.helpers.tables import DISTRIBUTIONS, FAST, every, jit, mesh_of
 
@@ -114,16 +115,8 @@ def compiled(name):
 
 
 def run(estimator, **options):
-    return zo.minimize(
-        traced,
-        PARAMS,
-        OPTIMIZER,
-        estimator,
-        num_steps=STEPS,
-        key=KEY,
-        progress=False,
-        **options,
-    )
+    method = OPTIMIZER, estimator
+    return short_runs.traced(traced, PARAMS, STEPS, method, key=KEY, **options)
 
 
 def journaled(estimator, path):
@@ -149,16 +142,8 @@ def black_box(estimator, path):
     def fun(params):
         return float(quadratic(flat(params)))
 
-    return zo.minimize_black_box(
-        fun,
-        PARAMS,
-        OPTIMIZER,
-        estimator,
-        num_steps=STEPS,
-        key=KEY,
-        journal=path,
-        progress=False,
-    ).state
+    method = OPTIMIZER, estimator
+    return short_runs.run(fun, PARAMS, STEPS, method, key=KEY, journal=path).state
 
 
 def stepped(estimator, path):

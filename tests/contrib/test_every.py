@@ -107,64 +107,40 @@ def test_the_slope_is_that_along_the_gradient(name):
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("name", "arguments", "message"),
     [
+        ("variance_reduced", {"period": 1}, "period must be an int ≥ 2; got 1"),
         (
-            lambda: zo.contrib.variance_reduced(period=1),
-            "period must be an int ≥ 2; got 1",
-        ),
-        (
-            lambda: zo.contrib.variance_reduced(period=3, anchor_steps=3),
+            "variance_reduced",
+            {"period": 3, "anchor_steps": 3},
             "anchor_steps must be fewer than period, 3; got 3",
         ),
+        ("coordinate_wise", {"uniform_fraction": 1.5}, r"number in \(0, 1\]; got 1.5"),
+        ("query_reuse", {"memory_size": 1}, "memory_size must be an int ≥ 2; got 1"),
+        ("momentum_perturbation", {"b1": 1.5}, r"b1 must be a number in \(0, 1\]; got"),
         (
-            lambda: zo.contrib.coordinate_wise(uniform_fraction=1.5),
-            r"uniform_fraction must be a number in \(0, 1\]; got 1.5",
-        ),
-        (
-            lambda: zo.contrib.query_reuse(memory_size=1),
-            "memory_size must be an int ≥ 2; got 1",
-        ),
-        (
-            lambda: zo.contrib.momentum_perturbation(b1=1.5),
-            r"b1 must be a number in \(0, 1\]; got 1.5",
-        ),
-        (
-            lambda: zo.contrib.momentum_perturbation(b1=1.0, uncertainty=0.0),
+            "momentum_perturbation",
+            {"b1": 1.0, "uncertainty": 0.0},
             "uncertainty must be positive where b1 is 1; got 0.0",
         ),
-        (
-            lambda: zo.contrib.normalized_batch(num_directions=1),
-            "num_directions must be an int ≥ 2; got 1",
-        ),
-        (
-            lambda: zo.contrib.gaussian_process(memory_size=1),
-            "memory_size must be an int ≥ 5; got 1",
-        ),
-        (
-            lambda: zo.contrib.gaussian_process(memory_size=513),
-            "memory_size must be an int ≤ 512; got 513",
-        ),
-        (
-            lambda: zo.estimators.estimate(
-                zo.contrib.prior_guided(prior=lambda x: x["a"]),
-                traced,
-                0,
-                PARAMS,
-                zo.contrib.PriorGuidedState(()),
-            ),
-            r"prior must return a tree like params, .*; got \(2, 2\)",
-        ),
+        ("normalized_batch", {"num_directions": 1}, "must be an int ≥ 2; got 1"),
+        ("gaussian_process", {"memory_size": 1}, "must be an int ≥ 5; got 1"),
+        ("gaussian_process", {"memory_size": 513}, "must be an int ≤ 512; got 513"),
     ],
 )
-def test_bad_arguments(call, message):
+def test_bad_arguments(name, arguments, message):
     with pytest.raises(ValueError, match=message):
-        call()
+        getattr(zo.contrib, name)(**arguments)
 
 
-def test_a_prior_that_is_no_function():
+def test_a_prior_that_is_no_function_or_returns_no_tree_like_params():
     with pytest.raises(TypeError, match="prior must be a function of params; got "):
         zo.contrib.prior_guided(prior=PARAMS)
+    guided = zo.contrib.prior_guided(prior=lambda x: x["a"])
+    state = zo.contrib.PriorGuidedState(())
+    message = r"prior must return a tree like params, .*; got \(2, 2\)"
+    with pytest.raises(ValueError, match=message):
+        zo.estimators.estimate(guided, traced, 0, PARAMS, state)
 
 
 @pytest.mark.parametrize("name", MAKERS)

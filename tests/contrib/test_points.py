@@ -76,7 +76,7 @@ def test_variance_reduced():
 # --- Coordinates -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("uniform", [1.0, 0.25])
+@pytest.mark.parametrize("uniform", [slow(1.0), 0.25])
 def test_coordinates_by_importance(uniform):
     """Mean and second moment, in closed form."""
     size, exact = 3, derivative(flat(PARAMS))

@@ -10,11 +10,11 @@ import pytest
 import radazo_jax as zo
 from radazo_jax._src.numbers import counter
 from tests.helpers.compare import sequence
-from tests.helpers.tables import ESTIMATORS, every, jit
+from tests.helpers.tables import ESTIMATORS, every, jit, slow
 
 DISTRIBUTION = zo.orthonormal()
 # Powers of two, and dimensions with more directions than coordinates.
-DIMENSIONS = every([1, 16, 21, 64], 1, 21)
+DIMENSIONS = every([1, 16, 21], 21)
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def test_the_mean_over_a_cycle_is_exactly_that_of_the_distribution(dimension):
 
 @pytest.mark.parametrize(
     ("dimension", "one", "other"),
-    [(2**32, 2**31 - 1, 2**31), (2**32 + 5, 2**32, 3), (2**40, 2**39, 2**37 + 5)],
+    [slow(2**32, 2**31 - 1, 2**31), (2**32 + 5, 2**32, 3)],
 )
 def test_of_more_coordinates_than_a_word_counts(dimension, one, other):
     """Relative to one direction, the others are rows of the matrix.
@@ -64,17 +64,14 @@ def test_of_more_coordinates_than_a_word_counts(dimension, one, other):
         assert abs(row.sum()) < 4.5 * 40**0.5
 
 
-@pytest.fixture(params=ESTIMATORS)
-def estimator(request):
-    return ESTIMATORS[request.param](DISTRIBUTION, num_directions=3, smoothing=0.1)
-
-
 def quadratic(x):
     return jnp.sum((x - 1.0) ** 2) / 2
 
 
-def test_directions_are_numbered_through_the_run(estimator):
+@pytest.mark.parametrize("name", every(ESTIMATORS, "forward"))
+def test_directions_are_numbered_through_the_run(name):
     """Steps of 3 directions in 8 dimensions: a new basis within the third."""
+    estimator = ESTIMATORS[name](DISTRIBUTION, num_directions=3, smoothing=0.1)
     params, run_key = jnp.zeros(8), jax.random.key(5)
     expected = jit(lambda key: sequence(DISTRIBUTION, key, 24, params))(run_key)
 
@@ -94,13 +91,13 @@ def test_directions_are_numbered_through_the_run(estimator):
 
 def test_a_whole_basis_in_one_call_makes_the_gradient():
     """Central differences of a quadratic give it exactly, even if n > d."""
-    for dimension, size in ((8, 8), (6, 8)):
-        estimator = zo.central_difference(DISTRIBUTION, size, smoothing=0.1)
-        x = jnp.arange(dimension, dtype=jnp.float32)
-        _, gradient = jit(zo.value_and_grad(quadratic, estimator))(0, x)
-        np.testing.assert_allclose(gradient, x - 1, atol=1e-4)
+    estimator = zo.central_difference(DISTRIBUTION, 8, smoothing=0.1)
+    x = jnp.arange(6.0)
+    _, gradient = jit(zo.value_and_grad(quadratic, estimator))(0, x)
+    np.testing.assert_allclose(gradient, x - 1, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_low_precision_and_empty_leaves():
     params = {"h": jnp.ones(5, jnp.bfloat16), "e": jnp.zeros((0, 3)), "s": jnp.ones(())}
     u = jit(lambda: DISTRIBUTION.materialize(DISTRIBUTION.sample(0, params), params))()

@@ -10,6 +10,11 @@ import pytest
 
 import radazo_jax as zo
 from tests.helpers.compare import Hashed
+from tests.helpers.jaxprs import waits_of
+from tests.helpers.relatives import CURVATURES, PARAMS, derivative
+from tests.helpers.relatives import flat as flat64
+from tests.helpers.relatives import quadratic as quadratic64
+from tests.helpers.relatives import traced as quadratic
 from tests.helpers.tables import (
     DISTRIBUTIONS,
     ESTIMATORS,
@@ -20,13 +25,6 @@ from tests.helpers.tables import (
     slow,
 )
 
-SLOPES = np.array([0.5, -1.0, 2.0, 1.5, -0.25, 1.0])
-CURVATURES = np.array([1.0, 3.0, 0.5, 2.0, 4.0, 1.0])
-PARAMS = {
-    "a": jnp.array([[1.0, -2.0], [0.5, 0.25]]),
-    "b": jnp.array([3.0, -1.0]),
-}
-
 
 @pytest.fixture(params=ESTIMATORS)
 def difference(request):
@@ -35,17 +33,6 @@ def difference(request):
 
 def flat(tree):
     return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
-
-
-def flat64(tree):
-    return np.concatenate(
-        [np.asarray(x, np.float64).reshape(-1) for x in jax.tree.leaves(tree)]
-    )
-
-
-def quadratic(params):
-    x = flat(params)
-    return jnp.sum(SLOPES.astype(x.dtype) * x + 0.5 * CURVATURES.astype(x.dtype) * x**2)
 
 
 def cubic(params):
@@ -109,10 +96,7 @@ def test_is_eq_2(distribution, name, batch_size):
     run = jit(functools.partial(estimate, quadratic, estimator, evaluator=evaluator))
     value, gradient = run()
 
-    def f(x):
-        return np.sum(SLOPES * x + 0.5 * CURVATURES * x**2)
-
-    theta = flat64(PARAMS)
+    theta, f = flat64(PARAMS), quadratic64
     us = numpy_directions(distribution, 0, num)
     expected = numpy_eq2(
         f, theta, us, mu, distribution.factor(len(theta)), central=name == "central"
@@ -146,7 +130,7 @@ def test_mean_on_a_quadratic_is_the_gradient(distribution, name):
     # The smoothed quadratic has the same gradient, for any μ.
     distribution, difference = DISTRIBUTIONS[distribution], ESTIMATORS[name]
     mean, standard_error = mean_gradient(quadratic, difference(distribution, 4, 0.5))
-    gradient = SLOPES + CURVATURES * flat64(PARAMS)
+    gradient = derivative(flat64(PARAMS))
     factor = distribution.factor(len(gradient))
     expected = factor * covariance(distribution, PARAMS) @ gradient
     assert (abs(mean - expected) <= 4 * standard_error).all()
@@ -180,8 +164,10 @@ def test_mean_on_a_cubic_is_the_smoothed_gradient(name, fourth, difference):
 # --- The number of evaluations, and what they share -------------------------------
 
 
-@pytest.mark.parametrize("batch_size", [None, slow(1), 2])
-@pytest.mark.parametrize(("name", "expected"), [("forward", 6), ("central", 10)])
+@pytest.mark.parametrize(
+    ("name", "expected", "batch_size"),
+    [("forward", 6, 2), ("central", 10, None), slow("forward", 6, 1)],
+)
 def test_counts_evaluations(name, expected, batch_size):
     points = []
 
@@ -310,20 +296,16 @@ def test_masked_parameters_are_left_alone():
     ("output", "error", "message"),
     [
         (lambda p: p["b"], ValueError, r"scalar loss; got an array of shape \(2,\)"),
-        (
-            lambda p: jnp.sum(p["b"]).astype(int),
-            TypeError,
-            "real .* loss; got dtype int32",
-        ),
+        (lambda p: jnp.int32(1), TypeError, "real .* loss; got dtype int32"),
         (lambda p: 3, TypeError, "real .* loss; got dtype int"),
-        (lambda p: jnp.sum(p["b"]).astype(complex), TypeError, "got dtype complex64"),
+        (lambda p: jnp.complex64(1), TypeError, "got dtype complex64"),
         (lambda p: None, TypeError, "scalar loss; got None"),
         (lambda p: (jnp.sum(p["b"]), 1.0), (TypeError, ValueError), "has_aux=True"),
     ],
 )
-def test_bad_losses(difference, output, error, message):
+def test_bad_losses(output, error, message):
     with pytest.raises(error, match=message):
-        jax.eval_shape(lambda: estimate(output, difference()))
+        jax.eval_shape(lambda: estimate(output, zo.forward_difference()))
 
 
 @pytest.mark.parametrize(
@@ -332,11 +314,7 @@ def test_bad_losses(difference, output, error, message):
         ({}, ValueError, "params must hold at least one array; got the empty tree"),
         (None, ValueError, "empty tree None"),
         ({"a": jnp.zeros((0, 3))}, ValueError, "at least one number; got empty arrays"),
-        (
-            {"a": jnp.ones(2), "n": {"i": jnp.arange(3)}},
-            TypeError,
-            r"int32 at params\['n'\]\['i'\]",
-        ),
+        ({"n": {"i": jnp.arange(3)}}, TypeError, r"int32 at params\['n'\]\['i'\]"),
         ([jnp.ones(2), jnp.array([True])], TypeError, r"bool at params\[1\]"),
         ({"c": jnp.ones(2, jnp.complex64)}, TypeError, r"complex64 at params\['c'\]"),
         ({"s": "text"}, TypeError, r"'text' .* at params\['s'\]"),
@@ -344,9 +322,9 @@ def test_bad_losses(difference, output, error, message):
         (7, TypeError, "int.* at params"),
     ],
 )
-def test_bad_parameters(difference, params, error, message):
+def test_bad_parameters(params, error, message):
     with pytest.raises(error, match=message):
-        estimate(lambda p: jnp.float32(0), difference(), params=params)
+        estimate(lambda p: jnp.float32(0), zo.forward_difference(), params=params)
 
 
 @pytest.mark.parametrize(
@@ -354,23 +332,13 @@ def test_bad_parameters(difference, params, error, message):
     [
         ({"num_directions": 0}, ValueError, "num_directions.*0"),
         ({"smoothing": 0.0}, ValueError, "smoothing"),
-        ({"smoothing": "far"}, TypeError, "smoothing"),
-        (
-            {"distribution": "sphere"},
-            TypeError,
-            "must be a Distribution such as sphere",
-        ),
-        ({"distribution": zo.sphere}, TypeError, "distribution must be a Distribution"),
+        ({"distribution": "sphere"}, TypeError, "must be a Distribution such as sphe"),
+        ({"distribution": zo.sphere}, TypeError, "distribution must be a Distributi"),
     ],
 )
 def test_bad_options(difference, options, error, message):
     with pytest.raises(error, match=message):
         difference(**options)
-
-
-class Remembering(type(zo.forward_difference())):
-    def init(self, params):
-        return jnp.zeros(())
 
 
 @pytest.mark.parametrize(
@@ -384,28 +352,9 @@ class Remembering(type(zo.forward_difference())):
             r"pair \(loss, aux\) when has_aux",
         ),
         (
-            lambda: estimate(quadratic, zo.forward_difference(), key="0"),
-            TypeError,
-            "key must be a key such as",
-        ),
-        (
-            lambda: estimate(
-                quadratic, zo.forward_difference(), key=jax.random.key(0, impl="rbg")
-            ),
-            ValueError,
-            "rbg",
-        ),
-        (
             lambda: zo.value_and_grad(quadratic, zo.forward_difference),
             TypeError,
             "estimator must be a GradientEstimator",
-        ),
-        (
-            lambda: zo.value_and_grad(quadratic, Remembering(zo.sphere(), 10, 5e-3))(
-                0, PARAMS
-            ),
-            ValueError,
-            "estimator must have no state",
         ),
     ],
 )
@@ -423,17 +372,7 @@ def test_evaluations_in_turn_begin_with_the_one_at_the_parameters(batch_size, wa
     )
     jaxpr = jax.make_jaxpr(value_and_grad)(jax.random.key(0), PARAMS)
     shapes = {leaf.shape for leaf in jax.tree.leaves(PARAMS)}
-    assert any(shapes <= among for among in ties(jaxpr.jaxpr)) == waits
-
-
-def ties(jaxpr):
-    """The shapes of what each barrier ties together."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "optimization_barrier":
-            yield {atom.aval.shape for atom in eqn.invars}
-        for value in eqn.params.values():
-            if hasattr(value, "jaxpr"):
-                yield from ties(value.jaxpr)
+    assert any(shapes <= set(tied) for tied in waits_of(jaxpr)) == waits
 
 
 @pytest.mark.parametrize("batch_size", [slow(None), 1])

@@ -160,11 +160,7 @@ def test_other_estimators_refuse_several_values():
         ({"population_size": 1}, ValueError, "population_size must be an int ≥ 2"),
         ({"population_size": 7}, ValueError, "must be even if antithetic is True"),
         ({"shaping": "ranks"}, TypeError, "shaping must be a function of values"),
-        (
-            {"shaping": zo.shaping.best_of(7)},
-            ValueError,
-            "k must be at most the number of members, 6; got 7",
-        ),
+        ({"shaping": zo.shaping.best_of(7)}, ValueError, "number of members, 6; got 7"),
         ({"shaping": lambda x: x.sum()}, ValueError, r"got \(\)"),
         ({"smoothing": 0.0}, ValueError, "smoothing must be a finite number > 0"),
         ({"distribution": "normal"}, TypeError, "distribution must be a Distribution"),
@@ -196,24 +192,11 @@ def test_anchored_decay(dtype):
     chex.assert_trees_all_equal_shapes_and_dtypes(state.anchor, params)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: zo.anchored_decay(None, -1.0), ValueError, "rate must be a finite"),
-        (
-            lambda: zo.anchored_decay({"b": jnp.ones(2)}, 1.0).init({"a": jnp.ones(2)}),
-            ValueError,
-            "anchor must be a tree like params",
-        ),
-        (
-            lambda: zo.anchored_decay(None, 1.0).update(
-                jnp.ones(2), zo.anchored_decay(None, 1.0).init(jnp.ones(2))
-            ),
-            ValueError,
-            "params must be passed to update",
-        ),
-    ],
-)
-def test_errors_of_the_decay(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+def test_errors_of_the_decay():
+    with pytest.raises(ValueError, match="rate must be a finite"):
+        zo.anchored_decay(None, -1.0)
+    with pytest.raises(ValueError, match="anchor must be a tree like params"):
+        zo.anchored_decay({"b": jnp.ones(2)}, 1.0).init({"a": jnp.ones(2)})
+    decay = zo.anchored_decay(None, 1.0)
+    with pytest.raises(ValueError, match="params must be passed to update"):
+        decay.update(jnp.ones(2), decay.init(jnp.ones(2)))

@@ -109,15 +109,6 @@ def test_missing_arguments():
         tx.update(PARAMS, state, value_fn=loss)
 
 
-def test_bad_construction():
-    with pytest.raises(TypeError, match="estimator must be a GradientEstimator"):
-        zo.estimate_gradient(zo.radazo(1e-3), 0)
-    with pytest.raises(TypeError, match="key must be"):
-        zo.estimate_gradient(ESTIMATOR, None)
-    with pytest.raises(ValueError, match="rbg"):
-        zo.estimate_gradient(ESTIMATOR, jax.random.key(0, impl="rbg"))
-
-
 MASK = {"w": True, "b": False}
 WRAPPERS = {
     "apply_if_finite": lambda tx: optax.apply_if_finite(tx, 3),

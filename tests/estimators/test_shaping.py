@@ -126,41 +126,17 @@ def test_without_a_spread_all_weights_are_zero():
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("call", "message"),
     [
-        (
-            lambda: zo.shaping.best_of(9)(jnp.zeros(8)),
-            ValueError,
-            "k must be at most the number of members, 8; got 9",
-        ),
-        (lambda: zo.shaping.best_of(0), ValueError, "k must be an int ≥ 1; got 0"),
-        (
-            lambda: zo.shaping.pair_signs()(jnp.zeros(7)),
-            ValueError,
-            "values must have an even number of members for pair_signs",
-        ),
-        (
-            lambda: zo.shaping.pair_signs(-1.0),
-            ValueError,
-            "threshold must be a finite number ≥ 0; got -1.0",
-        ),
-        (
-            lambda: zo.shaping.z_score(eps_root=-1e-5),
-            ValueError,
-            "eps_root must be a finite number ≥ 0",
-        ),
-        (
-            lambda: zo.shaping.by_group()(jnp.zeros((1, 4))),
-            ValueError,
-            r"at least two members to compare; got \(1, 4\)",
-        ),
-        (
-            lambda: zo.shaping.z_score()(jnp.zeros((2, 2, 2))),
-            ValueError,
-            r"values must have the shape \[members\] or \[members, prompts\]",
-        ),
+        (lambda: zo.shaping.best_of(9)(jnp.zeros(8)), "number of members, 8; got 9"),
+        (lambda: zo.shaping.best_of(0), "k must be an int ≥ 1; got 0"),
+        (lambda: zo.shaping.pair_signs()(jnp.zeros(7)), "must have an even number of"),
+        (lambda: zo.shaping.pair_signs(-1.0), "threshold must be a finite number ≥ 0"),
+        (lambda: zo.shaping.z_score(eps_root=-1e-5), "eps_root must be a finite num"),
+        (lambda: zo.shaping.by_group()(jnp.zeros((1, 4))), "at least two members to"),
+        (lambda: zo.shaping.z_score()(jnp.zeros((2, 2, 2))), r"\[members, prompts\]"),
     ],
 )
-def test_errors(call, error, message):
-    with pytest.raises(error, match=message):
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
         call()

@@ -18,19 +18,14 @@ import pytest
 import radazo_jax as zo
 from tests.helpers import workers
 from tests.helpers.black_boxes import fun, reference, run, spawning
-from tests.helpers.tables import slow
 
 
 def on(kind):
     """The options of a run on processes."""
     if kind == "processes":
         return {"executor": spawning}
-    loky = pytest.importorskip("loky")
-    return (
-        {"workers": 2}
-        if kind == "workers"
-        else {"executor": loky.get_reusable_executor}
-    )
+    pytest.importorskip("loky")
+    return {"workers": 2}
 
 
 def test_threads_give_the_same_run():
@@ -69,14 +64,15 @@ def test_a_point_that_hangs_has_failed():
 
     threads = ThreadPoolExecutor(4)
     try:
-        result = run(hangs, executor=threads, timeout=0.2, steps=1)
+        result = run(hangs, executor=threads, timeout=1.0, steps=1)
     finally:
         stop.set()
         threads.shutdown()
     assert result.state.failures.evaluations == 1
 
 
-@pytest.mark.parametrize("kind", [slow("loky"), slow("processes"), "workers"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["processes", "workers"])
 def test_points_that_kill_their_worker_fail_alone(kind):
     result = run(workers.kill_some, steps=2, **on(kind))
     expected = run(lambda x: np.nan if workers.kills(x) else fun(x), steps=2)
@@ -177,7 +173,8 @@ class Data:
         return workers.distance(x), (os.getpid(), self.calls)
 
 
-@pytest.mark.parametrize("kind", [slow("loky"), "processes", slow("workers")])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["processes", "workers"])
 def test_processes_get_the_function_once(kind):
     seen, Data.stored = [], 0
     result = run(

@@ -88,7 +88,7 @@ def assert_close(gradient, expected):
 
 @pytest.mark.parametrize(
     ("distribution", "name", "batch_size"),
-    each_distribution(ESTIMATORS, (None, 1), fast=["sphere"]),
+    each_distribution(ESTIMATORS, (None, 1), fast=["sphere"], among=KINDS),
 )
 def test_estimates_what_one_device_does(distribution, name, batch_size):
     """K = 5, so that neither 6 points nor 10 divide by 4 devices."""
@@ -106,7 +106,7 @@ def test_estimates_what_one_device_does(distribution, name, batch_size):
 
 @pytest.mark.parametrize(
     ("distribution", "name"),
-    each_distribution(ESTIMATORS, fast=["sphere"], among=KINDS),
+    [slow("sphere", "forward"), slow("low_rank", "central")],
 )
 def test_one_by_one_is_bit_equal_on_any_number_of_devices(distribution, name):
     estimator = ESTIMATORS[name](DISTRIBUTIONS[distribution], num_directions=5)
@@ -182,7 +182,12 @@ SPECS = (P(None, ("data", "model")), P("k", "data"))
 
 
 @pytest.mark.parametrize(
-    ("name", "types"), each_distribution((AxisType.Auto, AxisType.Explicit))
+    ("name", "types"),
+    each_distribution(
+        (AxisType.Explicit, AxisType.Auto),
+        fast=["sphere"],
+        among=(*KINDS, "orthonormal", "coordinate in turn"),
+    ),
 )
 def test_directions_are_the_same_where_the_parameters_are_sharded(name, types):
     params, _ = problem()
@@ -253,7 +258,7 @@ def test_replayed_moments_of_sharded_parameters(types):
     )
 
 
-@pytest.mark.parametrize("distribution", every(KINDS, *FAST))
+@pytest.mark.parametrize("distribution", every(KINDS))
 def test_explicit_parameters_without_a_mesh_around(distribution):
     """The mesh comes from the types of arrays, as in operations of JAX."""
     params, x = problem()
@@ -334,6 +339,7 @@ def test_aux_is_that_of_one_device(name):
     np.testing.assert_allclose(sharded_gradient["w"], gradient["w"], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_each_device_does_its_share_of_the_products():
     (params, x), key = problem(features=64, hidden=64), jax.random.key(0)
 
@@ -391,7 +397,7 @@ def test_an_axis_that_is_in_use_is_named(types):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("distribution", "batch_size"),
-    each_distribution((None, 1), fast=["sphere"], among=KINDS),
+    [("sphere", None), ("low_rank", 1)],
 )
 def test_estimates_of_their_own_inside_a_shard_map(distribution, batch_size):
     """Parameters and keys of each device, with the checks of `shard_map` on."""

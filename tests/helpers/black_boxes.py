@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
-from tests.helpers import workers
+from tests.helpers import short_runs, workers
 from tests.helpers.compare import Hashed
 from tests.helpers.workers import CENTER
 
@@ -23,11 +23,8 @@ def traced(x):
     return jnp.sum(jnp.abs(jnp.round((x - CENTER) * 64))) / 64
 
 
-def run(fun=fun, start=START, steps=STEPS, **options):
-    options = {"progress": False, **options}
-    return zo.minimize_black_box(
-        fun, start, OPTIMIZER, ESTIMATOR, num_steps=steps, key=0, **options
-    )
+def run(fun=fun, start=START, steps=STEPS, estimator=ESTIMATOR, **options):
+    return short_runs.run(fun, start, steps, (OPTIMIZER, estimator), **options)
 
 
 @functools.cache

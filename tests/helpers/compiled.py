@@ -1,7 +1,11 @@
-"""Bytes that a compiled program sends between devices."""
+"""What is compiled, and the bytes that a compiled program sends between devices."""
 
+import contextlib
+import logging
 import math
 import re
+
+import jax
 
 _SENT = re.compile(
     r"= (.*?) (?:all-reduce|all-gather|all-to-all|collective-\w+|reduce-scatter)"
@@ -24,3 +28,14 @@ def sent(compiled):
             )
         )
     return sorted(found)
+
+
+@contextlib.contextmanager
+def compilations(caplog):
+    """Collects what is compiled inside."""
+    found = []
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        caplog.clear()
+        yield found
+        texts = [record.getMessage() for record in caplog.records]
+    found += [text for text in texts if text.startswith("Finished XLA compilation")]

@@ -51,6 +51,21 @@ def check(points, start):
     assert np.array_equal(points, start.box.clip(points))
 
 
+def told(part, fun, start=None):
+    """The result of a part of a method, and all points that it asks for."""
+    points, values = [], None
+    while True:
+        try:
+            asked = part.send(values)
+        except StopIteration as stop:
+            return stop.value, np.array(points)
+        asked = getattr(asked, "points", asked)
+        if start is not None:
+            check(asked, start)
+        points.extend(asked)
+        values = np.array([fun(x) for x in asked])
+
+
 def drive(method, fun, x, most=20_000, **start):
     """Runs a method to its end, or for so many evaluations, and checks its points."""
     start = started(x, limited=most < 20_000, **start)
@@ -71,7 +86,8 @@ def drive(method, fun, x, most=20_000, **start):
             asked = steps.send(np.where(np.isfinite(new), new, np.nan))
         except StopIteration as stop:
             reason = stop.value.reason
-            assert stop.value.value in values
+            lowest = np.flatnonzero(np.array(values) == stop.value.value)
+            assert any(np.array_equal(points[i], stop.value.params) for i in lowest)
             break
     lowest = int(np.nanargmin(values))
     low = points[lowest], values[lowest], lowest + 1

@@ -17,6 +17,7 @@ from radazo_jax._src.workers.distribute import Driver
 from radazo_jax._src.workers.messages import Request, decode, encode
 from radazo_jax._src.workers.replica import Recipe, Replica
 from tests.helpers.compare import Hashed
+from tests.helpers.short_runs import traced
 
 PARAMS = {"w": np.full((6, 4), 0.25, np.float32), "b": np.zeros(4, np.float32)}
 INPUTS = np.linspace(-1, 1, 18, dtype=np.float32).reshape(3, 6)
@@ -97,6 +98,11 @@ class Here:
 
     async def close(self, address, run):
         self.replicas.pop(address, None)
+
+
+def minimized(num_steps=3, fun=loss, estimator=ESTIMATOR):
+    """The run of one process, by other programs."""
+    return traced(fun, PARAMS, num_steps, (OPTIMIZER, estimator))
 
 
 def recipe(

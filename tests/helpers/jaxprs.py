@@ -92,7 +92,11 @@ def waits(fun, distribution, params, *args) -> list[list[tuple[int, ...]]]:
         return zo.perturb(fun)(params, direction, SCALE, *args)
 
     direction = described(distribution, params)
-    jaxpr = jax.make_jaxpr(perturbed)(params, direction, *args)
+    return waits_of(jax.make_jaxpr(perturbed)(params, direction, *args))
+
+
+def waits_of(jaxpr) -> list[list[tuple[int, ...]]]:
+    """The shapes of what each barrier of a program ties together."""
     return [
         [atom.aval.shape for atom in eqn.invars]
         for eqn in equations(jaxpr.jaxpr)

@@ -5,6 +5,7 @@ import jax
 import numpy as np
 
 from radazo_jax._src.transforms import moments
+from tests.helpers.tables import jit
 
 TRANSFORMS = {
     "radazo": (moments.scale_by_radazo, moments.ScaleByRadazoState),
@@ -48,8 +49,9 @@ def reference(name, gs, b1=0.9, b2=0.99, eps_root=1e-8, v0=0.0, bias_correction=
 def run(tx, params, gs):
     """Returns the updates of all steps and the last state."""
     state, updates = tx.init(params), []
+    one = jit(tx.update)
     for g in gs:
-        update, state = tx.update(g, state, params)
+        update, state = one(g, state, params)
         updates.append(update)
     return updates, state
 

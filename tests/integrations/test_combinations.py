@@ -1,6 +1,5 @@
 """Which estimators work with what, as the page of methods says."""
 
-import itertools
 import pathlib
 
 import jax
@@ -45,17 +44,6 @@ def test_replayed_moments_refuse_the_estimators_of_the_page(name):
             traced(replayed, ESTIMATORS[name])
     else:
         traced(replayed, ESTIMATORS[name])
-
-
-OPTIMIZERS = zo.radazo(1e-2), zo.zo_adamm(1e-2), zo.zo_sgd(1e-2)
-
-
-@pytest.mark.parametrize(
-    ("name", "optimizer"),
-    list(zip(ESTIMATORS, itertools.cycle(OPTIMIZERS), strict=False)),
-)
-def test_all_estimators_make_steps_of_optimizers(name, optimizer):
-    traced(optimizer, ESTIMATORS[name])
 
 
 @EACH

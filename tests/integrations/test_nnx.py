@@ -107,37 +107,6 @@ def test_only_what_the_filter_names_is_perturbed():
     assert not np.array_equal(after["lora_b"], before["lora_b"])
 
 
-TRAINING = zo.forward_difference(zo.rademacher())
-
-
-def train(step, num_steps=150):
-    model = Net(nnx.Rngs(0))
-    model.dropout.deterministic = True
-    first = float(loss_fn(model, X, Y))
-    step = step(model)
-    for i in range(num_steps):
-        step(jax.random.fold_in(jax.random.key(3), i))
-    assert float(loss_fn(model, X, Y)) < first / 3
-
-
-@pytest.mark.slow
-def test_trains_under_nnx_jit_with_nnx_optimizer_compiled_once():
-    value_and_grad = zo_nnx.value_and_grad(loss_fn, TRAINING)
-
-    @nnx.jit
-    @chex.assert_max_traces(1)
-    def step(key, model, optimizer):
-        value, gradient = value_and_grad(key, model, X, Y)
-        optimizer.update(model, gradient)
-        return value
-
-    def start(model):
-        optimizer = nnx.Optimizer(model, zo.radazo(1e-2), wrt=nnx.Param)
-        return lambda key: step(key, model, optimizer)
-
-    train(start)
-
-
 def test_value_fn_leaves_the_model_as_an_evaluation_does():
     model, expected = Net(nnx.Rngs(0)), Net(nnx.Rngs(0))
     value = zo_nnx.value_fn(lambda model: loss_fn(model, X, Y), model)

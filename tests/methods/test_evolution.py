@@ -10,7 +10,8 @@ from cma.sampler import GaussDiagonalSampler
 from scipy.optimize import minimize
 
 from radazo_jax._src.methods import evolution
-from radazo_jax._src.methods.contract import Ask, Box, End, Start
+from radazo_jax._src.methods.contract import Box
+from tests.helpers.driver import drive, started, told
 from tests.helpers.tables import slow
 
 D = 6
@@ -47,39 +48,7 @@ def noisy(x):
     return float(np.random.default_rng(x.view(np.uint32)).normal())
 
 
-def free(d):
-    return Box(np.full(d, -np.inf), np.full(d, np.inf))
-
-
-def start_at(x, box=None, seed=0, dtype=np.float64):
-    return Start(
-        params=x,
-        box=box or free(len(x)),
-        rng=np.random.default_rng(seed),
-        resolution=np.finfo(dtype).eps,
-        step=np.zeros(len(x)),
-        round=lambda points: points.astype(dtype).astype(np.float64),
-        flatten=lambda numbers: np.broadcast_to(np.asarray(numbers, float), x.shape),
-        limited=False,
-    )
-
-
 DEFAULT = evolution.evolution()
-
-
-def run(fun, start, method=DEFAULT, most=20_000):
-    """The end of a run, and all of its points."""
-    steps, asked = method(start), []
-    ask = next(steps)
-    try:
-        while len(asked) < most:
-            points = ask.points if isinstance(ask, Ask) else ask
-            asked.extend(points)
-            ask = steps.send(np.array([fun(x) for x in points]))
-    except StopIteration as stop:
-        return stop.value, np.array(asked)
-    values = np.array([fun(x) for x in asked])
-    return End(asked[np.nanargmin(values)], np.nanmin(values), ""), np.array(asked)
 
 
 @pytest.mark.parametrize(("d", "size"), [(2, 6), (5, 8), (10, 10), (30, 14), (5, 80)])
@@ -208,9 +177,8 @@ def test_a_fast_step_size_delays_the_covariance():
 def test_it_converges(fun, x, most, reached):
     scale = UNITS if fun is scaled else 1.0
     method = evolution.evolution(scale=scale)
-    ends = [run(fun, start_at(x, seed=seed), method, most)[0] for seed in range(3)]
-    assert np.median([end.value for end in ends]) <= reached
-    assert all(fun(end.params) == end.value for end in ends)
+    runs = [drive(method, fun, x, most, seed=seed) for seed in range(3)]
+    assert np.median([run.value for run in runs]) <= reached
 
 
 @pytest.mark.parametrize(
@@ -225,11 +193,10 @@ def test_it_converges(fun, x, most, reached):
 )
 def test_bounded_minima_are_those_of_scipy(fun, lower, upper):
     start = np.clip(np.full(D, 0.25), lower, upper)
-    end, points = run(fun, start_at(start, Box(lower, upper)))
+    found = drive(DEFAULT, fun, start, box=(lower, upper))
     bounds = np.stack([lower, upper], 1)
     known = minimize(fun, start, method="SLSQP", bounds=bounds, tol=1e-15)
-    assert end.value <= known.fun + 1e-7 * abs(known.fun) + 1e-12
-    assert np.all((points >= lower) & (points <= upper))
+    assert found.value <= known.fun + 1e-7 * abs(known.fun) + 1e-12
 
 
 def test_the_map_into_a_box_and_back():
@@ -255,7 +222,7 @@ def test_the_map_into_a_box_and_back():
 
 def test_bounds_and_the_start_give_sizes():
     box = Box(np.array([-1.0, 0.0, 0.0]), np.array([1.0, 9e5, np.inf]))
-    start = start_at(np.array([0.0, 4e5, 3e5]), box)
+    start = started(np.array([0.0, 4e5, 3e5]), box)
     typical = 5e5 / np.sqrt(3)
     np.testing.assert_allclose(evolution.sizes(start, 1.0), [4 / 3, 6e5, typical])
     np.testing.assert_allclose(evolution.sizes(start, 1e6), [4 / 3, 6e5, 1e6])
@@ -264,11 +231,11 @@ def test_bounds_and_the_start_give_sizes():
 
 
 def test_points_are_those_of_float32():
-    start = start_at(np.zeros(D), dtype=np.float32)
-    end, points = run(lambda x: sphere(x - 0.1), start)
-    np.testing.assert_array_equal(points.astype(np.float32), points)
-    np.testing.assert_array_equal(end.params, np.full(D, np.float32(1.1)))
-    assert end.reason == "the values no longer fall" and len(points) < 3000
+    eps = np.finfo(np.float32).eps
+    kind = dict(dtype=np.float32, resolution=eps)
+    run = drive(DEFAULT, lambda x: sphere(x - 0.1), np.zeros(D), **kind)
+    np.testing.assert_array_equal(run.params, np.full(D, np.float32(1.1)))
+    assert run.reason == "the values no longer fall" and run.count < 3000
 
 
 def test_failures_come_last_and_have_no_part_in_the_mean():
@@ -282,7 +249,7 @@ def test_failures_come_last_and_have_no_part_in_the_mean():
     np.testing.assert_array_equal(nothing.mean, state.mean)
     assert nothing.sigma == 0.5 * state.sigma
     # A run without any value ends.
-    end, _ = run(lambda x: np.nan, start_at(np.zeros(2)))
+    end, _ = told(DEFAULT(started(np.zeros(2))), lambda x: np.nan)
     assert np.isinf(end.value) and end.reason
 
 
@@ -302,20 +269,20 @@ def test_failures_come_last_and_have_no_part_in_the_mean():
     ],
 )
 def test_it_ends_by_itself(fun, reason, most):
-    end, points = run(fun, start_at(np.zeros(D) if fun is noisy else np.ones(D) * 2))
-    assert (end.reason, len(points) < most) == (reason, True)
+    run = drive(DEFAULT, fun, np.zeros(D) if fun is noisy else np.ones(D) * 2)
+    assert (run.reason, run.count < most) == (reason, True)
 
 
 def test_only_ranks_count():
     def harder(x):
         return np.exp(rosenbrock(x) / 1e3) - 1e6
 
-    one, other = (run(f, start_at(np.zeros(D)), most=900) for f in (rosenbrock, harder))
-    np.testing.assert_array_equal(one[1], other[1])
+    one, other = (drive(DEFAULT, f, np.zeros(D), 900) for f in (rosenbrock, harder))
+    np.testing.assert_array_equal(one.points, other.points)
 
 
 def test_the_center_converges_to_the_minimum():
-    steps = evolution.evolution()(start_at(np.zeros(2)))
+    steps = DEFAULT(started(np.zeros(2)))
     next(steps)
     ask = steps.send(np.array([sphere(np.zeros(2))]))
     np.testing.assert_array_equal(ask.center, [0, 0])

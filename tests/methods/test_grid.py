@@ -11,7 +11,6 @@ import pytest
 import radazo_jax as zo
 from radazo_jax._src.methods import grid
 from radazo_jax._src.methods.contract import Box
-from radazo_jax._src.methods.known import Known
 from radazo_jax._src.runs.vectors import Vectors
 from tests.helpers.driver import drive
 
@@ -234,16 +233,6 @@ def test_many_parameters_have_a_strategy():
         max_evaluations=200,
     )
     assert result.best.value < 0.6 * 101 * 16 and np.all(result.params % 1 == 0)
-
-
-def test_known_values_are_not_asked_for():
-    known = Known(np.zeros(2), 1.0)
-    part = known.at(np.array([[0.0, 0], [1, 0], [1, 0], [2, 0]]))
-    np.testing.assert_array_equal(next(part).points, [[1, 0], [2, 0]])
-    with pytest.raises(StopIteration) as stop:
-        part.send(np.array([0.5, np.nan]))
-    np.testing.assert_array_equal(stop.value.value, [1, 0.5, 0.5, np.inf])
-    assert known.best.value == 0.5
 
 
 def test_without_a_step_nothing_changes():

@@ -9,43 +9,14 @@ from scipy.fft import dct
 from scipy.optimize import rosen
 
 from radazo_jax._src.methods import many
-from radazo_jax._src.methods.contract import Ask, Box, End, Start
+from radazo_jax._src.methods.contract import Ask, Box
+from tests.helpers.driver import drive, started, told
 
 EPS = np.finfo(np.float64).eps
 
 
 def quadratic(x):
     return float(np.linspace(1, 50, len(x)) @ (x - 1) ** 2)
-
-
-def start_at(x, box=None, seed=0, dtype=np.float64):
-    d = len(x)
-    return Start(
-        params=x,
-        box=box or Box(np.full(d, -np.inf), np.full(d, np.inf)),
-        rng=np.random.default_rng(seed),
-        resolution=float(np.finfo(dtype).eps),
-        step=np.zeros(len(x)),
-        round=lambda points: points.astype(dtype).astype(np.float64),
-        flatten=lambda numbers: np.broadcast_to(np.asarray(numbers, float), x.shape),
-        limited=False,
-    )
-
-
-def run(fun, start, most, num_directions=None):
-    """The end of a run, and all of its points; without an end, the best point."""
-    steps, asked, values = many.many(num_directions)(start), [], []
-    ask = next(steps)
-    try:
-        while len(asked) < most:
-            points = ask.points if isinstance(ask, Ask) else ask
-            asked.extend(points)
-            values.extend(fun(x) for x in points)
-            ask = steps.send(np.array(values[-len(points) :]))
-    except StopIteration as stop:
-        return stop.value, np.array(asked)
-    least = int(np.nanargmin(values))
-    return End(asked[least], values[least], ""), np.array(asked)
 
 
 @pytest.mark.parametrize(("d", "count"), [(1, 1), (7, 3), (64, 10), (101, 32)])
@@ -154,27 +125,22 @@ def test_differences_become_shorter_if_they_are_curved():
     ],
 )
 def test_it_converges(fun, x, most, reached):
-    end, _ = run(fun, start_at(x), most)
-    assert end.value <= reached * fun(x) and fun(end.params) == end.value
+    assert drive(many.many(), fun, x, most).value <= reached * fun(x)
 
 
 def test_points_are_in_the_box():
     d = 120
     box = Box(np.r_[np.full(60, -np.inf), np.full(60, 1.5)], np.full(d, 2.0))
     box.upper[0] = box.lower[-1] = 2.0
-    end, points = run(quadratic, start_at(box.clip(np.zeros(d)), box), 8000)
-    assert np.all((points >= box.lower) & (points <= box.upper))
+    run = drive(many.many(), quadratic, box.clip(np.zeros(d)), 8000, box=box)
     known = quadratic(box.clip(np.ones(d)))
-    assert end.value - known < 1e-4 * known
+    assert run.value - known < 1e-4 * known
 
 
 def test_points_are_those_of_float32():
-    start = start_at(
-        np.full(150, 0.1).astype(np.float32).astype(float), dtype=np.float32
-    )
-    end, points = run(lambda x: quadratic(x) + 1.0, start, 20_000)
-    np.testing.assert_array_equal(points.astype(np.float32), points)
-    assert end.value - 1 < 1e-4 and end.reason == "a minimum was found"
+    kind = dict(dtype=np.float32, resolution=float(np.finfo(np.float32).eps))
+    run = drive(many.many(), lambda x: quadratic(x) + 1.0, np.full(150, 0.1), **kind)
+    assert run.value - 1 < 1e-4 and run.reason == "a minimum was found"
 
 
 def test_failures():
@@ -184,9 +150,9 @@ def test_failures():
         draw = np.random.default_rng(x.view(np.uint32))
         return np.nan if draw.random() < 0.1 else quadratic(x)
 
-    end, _ = run(fun, start_at(np.zeros(120)), 6000)
-    assert end.value < 1e-3 * quadratic(np.zeros(120))
-    nothing, points = run(lambda x: np.nan, start_at(np.zeros(120)), 5000)
+    run = drive(many.many(), fun, np.zeros(120), 6000)
+    assert run.value < 1e-3 * quadratic(np.zeros(120))
+    nothing, points = told(many.many()(started(np.zeros(120))), lambda x: np.nan)
     assert nothing.reason == "the function failed" and len(points) < 2000
 
 
@@ -200,15 +166,15 @@ def test_failures():
     ],
 )
 def test_it_ends_by_itself(fun, most):
-    end, points = run(fun, start_at(np.zeros(60)), most)
-    assert end.reason == "a minimum was found" and len(points) < most
+    run = drive(many.many(), fun, np.zeros(60), most)
+    assert run.reason == "a minimum was found" and run.count < most
     least = fun(np.ones(60))
-    assert end.value <= least + 1e-9 * abs(least)
+    assert run.value <= least + 1e-9 * abs(least)
 
 
 def test_values_in_advance_do_not_change_the_run():
     """`likely` are the next points, unless the step is not taken."""
-    steps = many.many()(start_at(np.zeros(120)))
+    steps = many.many()(started(np.zeros(120)))
     ask, met, count = Ask(next(steps)), 0, 0
     for _ in range(80):
         likely = ask.likely
@@ -220,8 +186,8 @@ def test_values_in_advance_do_not_change_the_run():
 
 
 def test_memory_and_time_of_a_step_are_linear():
-    d = 10**5
-    steps = many.many()(start_at(np.zeros(d)))
+    d = 20_000
+    steps = many.many()(started(np.zeros(d)))
     ask = next(steps)
     for _ in range(4):
         points = ask.points if isinstance(ask, Ask) else ask

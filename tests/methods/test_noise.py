@@ -5,20 +5,10 @@ import pytest
 
 from radazo_jax._src.methods import noise
 from radazo_jax._src.methods.points import Space, forward
-from tests.helpers.driver import started
-from tests.methods.test_slopes import told
+from tests.helpers.driver import started, told
 
 D = 5
 SIZES = np.logspace(-4, 4, D)
-
-
-def test_differences_of_normal_noise_have_the_level_of_the_noise():
-    # The table of differences is linear, and the estimate of each column is unbiased.
-    values = np.random.default_rng(0).normal(size=20_000)
-    for k in range(1, 4):
-        share = np.prod(np.arange(1, k + 1) / np.arange(k + 1, 2 * k + 1))
-        square = share * np.mean(np.diff(values, k) ** 2)
-        assert square == pytest.approx(1, rel=0.05)
 
 
 @pytest.mark.parametrize("spread", [1e-12, 1e-8, 1e-4])
@@ -80,32 +70,3 @@ def test_sizes_change_the_value_by_a_hundredth():
     share = found / (1e-2 * SIZES)
     assert np.all((share > 0.05) & (share < 20))
     assert len(points) <= 10 * D
-
-
-def test_finite_bounds_are_sizes():
-    x = np.ones(D)
-    start = started(x, box=(0.0, np.r_[3.0, 5.0, np.full(D - 2, np.inf)]))
-    space = Space.of(start, np.ones(D))
-
-    def fun(x):
-        return 1 + float(np.sum(x))
-
-    first, _ = told(forward(x, fun(x), 1e-8 * np.ones(D), space), fun)
-    found, _ = told(noise.sizes(x, fun(x), first, space), fun)
-    assert np.array_equal(found[:2], [3, 5])
-
-
-FLAT = {
-    "without an effect": lambda x: 1 + x[0] ** 2,
-    "flat far away": lambda x: 2 - np.exp(-np.sum((x - 1) ** 2)),
-    "a bounded effect": lambda x: 1 + x[0] ** 2 + 1e-7 * np.tanh(x[1]),
-}
-
-
-@pytest.mark.parametrize("name", FLAT)
-def test_no_size_is_sought_far_outside_of_what_matters(name):
-    fun, x = FLAT[name], np.full(D, 1e-3)
-    space = Space.of(started(x), np.ones(D))
-    first, _ = told(forward(x, fun(x), 1.5e-9 * np.ones(D), space), fun)
-    found, points = told(noise.sizes(x, fun(x), first, space), fun)
-    assert np.max(abs(points), initial=0) < 1e6 and np.all(found < 1e6)

@@ -7,8 +7,6 @@ from scipy.optimize import rosen
 
 from radazo_jax import minimize_black_box
 from radazo_jax._src.methods import policy, slopes
-from radazo_jax._src.methods.contract import End
-from radazo_jax._src.methods.points import scaled
 from tests.helpers.driver import drive, started
 
 RNG = np.random.default_rng(0)
@@ -272,20 +270,6 @@ def test_the_factory_is_its_arguments():
     for name, value in [("tolerance", -1.0), ("tolerance", 1.0), ("restarts", -1)]:
         with pytest.raises((TypeError, ValueError), match=name):
             policy.untuned(**{name: value})
-
-
-@pytest.mark.parametrize("value", [0.0, np.nan, 1.0, -3.5, 1e-300])
-def test_scaled_values_are_exact(value):
-    def inner(first):
-        assert first == 0 or np.isnan(first) or 0.5 <= abs(first) < 1
-        values = yield np.zeros((1, 1))
-        return End(np.zeros(1), float(values[0]), "")
-
-    steps = scaled(inner, np.array([value]))
-    next(steps)
-    with pytest.raises(StopIteration) as stop:
-        steps.send(np.array([value]))
-    np.testing.assert_equal(stop.value.value.value, value)
 
 
 @pytest.mark.parametrize(

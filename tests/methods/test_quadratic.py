@@ -6,7 +6,7 @@ from scipy.optimize import NonlinearConstraint, minimize, rosen
 
 from radazo_jax._src.methods import quadratic
 from radazo_jax._src.methods.contract import Box
-from tests.helpers.driver import drive, free, started
+from tests.helpers.driver import drive, free, started, told
 
 QUADRATIC = quadratic.quadratic()
 RNG = np.random.default_rng(0)
@@ -179,15 +179,9 @@ def first_steps(fun, x, units=None):
     start = started(x)
     units = np.ones(len(x)) if units is None else units
     value = fun(start.params)
-    steps, values, count = quadratic.first(start, value, units), None, 1
-    try:
-        while True:
-            points = steps.send(values)
-            values = np.array([fun(x) for x in points])
-            count += len(values)
-    except StopIteration as stop:
-        assert stop.value.value == fun(stop.value.params) <= value
-        return stop.value, count
+    end, points = told(quadratic.first(start, value, units), fun)
+    assert end.value == fun(end.params) <= value
+    return end, 1 + len(points)
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,10 @@ from scipy.optimize import LbfgsInvHessProduct, rosen
 from radazo_jax._src.methods import slopes
 from radazo_jax._src.methods.contract import Box
 from radazo_jax._src.methods.points import Space, central, forward
-from tests.helpers.driver import drive, free, started
+from tests.helpers.driver import drive, started, told
 
 D = 6
 WEIGHTS = np.logspace(0, 2, D)
-
-
-def told(part, fun):
-    """Returns the result of a part of a method, and the points that it asks for."""
-    asked, points = next(part), []
-    while True:
-        at = asked if isinstance(asked, np.ndarray) else asked.points
-        points.extend(at)
-        try:
-            asked = part.send(np.array([fun(x) for x in at]))
-        except StopIteration as stop:
-            return stop.value, np.array(points)
 
 
 def quadratic(x):
@@ -143,4 +131,3 @@ def test_slopes_without_a_way_say_so():
     assert (alone.reason, alone.count) == (slopes.FIXED, 1)
     failed = drive(slopes.slopes(), lambda x: 1.0 if np.any(x) else np.nan, np.ones(2))
     assert failed.reason is not None
-    assert free(2).lower[0] == -np.inf

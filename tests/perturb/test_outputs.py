@@ -21,7 +21,8 @@ from tests.helpers.tables import jit, slow
 from tests.perturb.zoo import PROGRAMS, normal
 
 
-@pytest.mark.parametrize("distribution", ["hashed", "low_rank"])
+@pytest.mark.slow
+@pytest.mark.parametrize("distribution", ["low_rank", "hashed"])
 def test_outputs_that_are_not_arrays(distribution):
     distribution = DISTRIBUTIONS[distribution]
     fun, params, *args = PROGRAMS["outputs"].build()
@@ -53,8 +54,9 @@ def test_keyword_arguments_and_static_ones():
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("distribution", ["hashed", "low_rank"])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize(
+    ("distribution", "compiled"), [("hashed", True), ("low_rank", False)]
+)
 def test_effects_happen_once(distribution, compiled, capsys):
     seen = []
 

@@ -107,40 +107,33 @@ def test_a_scanned_stack_of_low_rank_forms_no_slice():
     assert max(sizes)[0] < 400, max(sizes)
 
 
+LOOK_UPS = {
+    "default": lambda w, i: w[i],
+    "clip": lambda w, i: w.at[i].get(mode="clip"),
+    "fill": lambda w, i: w.at[i].get(mode="fill"),
+    "fill with 0": lambda w, i: w.at[i].get(mode="fill", fill_value=0.0),
+    "take": lambda w, i: jnp.take(w, i, axis=0),
+    "transposed": lambda w, i: w.T[:, i],
+    "cast": lambda w, i: w.astype(jnp.bfloat16)[i],
+    "vmap": lambda w, i: jax.vmap(lambda i: w[i])(i),
+    "map": lambda w, i: lax.map(lambda i: w[i], i),
+    "cond": lambda w, i: lax.cond(i[0] > 0, lambda: w[i], lambda: w[i + 1]),
+}
+
+
+# By position, and by factors; the others draw in the same places.
 @pytest.mark.parametrize(
-    "look_up",
+    ("distribution", "name"),
     [
-        lambda w, i: w[i],
-        lambda w, i: w.at[i].get(mode="clip"),
-        lambda w, i: w.at[i].get(mode="fill"),
-        lambda w, i: w.at[i].get(mode="fill", fill_value=0.0),
-        lambda w, i: jnp.take(w, i, axis=0),
-        lambda w, i: w.T[:, i],
-        lambda w, i: w.astype(jnp.bfloat16)[i],
-        lambda w, i: jax.vmap(lambda i: w[i])(i),
-        lambda w, i: lax.map(lambda i: w[i], i),
-        lambda w, i: lax.cond(i[0] > 0, lambda: w[i], lambda: w[i + 1]),
-    ],
-    ids=[
-        "default",
-        "clip",
-        "fill",
-        "fill with 0",
-        "take",
-        "transposed",
-        "cast",
-        "vmap",
-        "map",
-        "cond",
+        *((distribution, "default") for distribution in ("sphere", "rademacher")),
+        *(("gaussian", name) for name in LOOK_UPS),
+        *(("low_rank", name) for name in LOOK_UPS),
     ],
 )
-@pytest.mark.parametrize(
-    "distribution", ["gaussian", "sphere", "rademacher", "low_rank"]
-)
-def test_a_look_up_never_draws_the_table(distribution, look_up):
+def test_a_look_up_never_draws_the_table(distribution, name):
     # More elements than are drawn ahead of everything.
     params, ids = normal(300, 300), jnp.array([3, -4])
-    sizes = computed_sizes(look_up, DISTRIBUTIONS[distribution], params, ids)
+    sizes = computed_sizes(LOOK_UPS[name], DISTRIBUTIONS[distribution], params, ids)
     assert max(sizes)[0] <= 2 * 2 * 300, max(sizes)
 
 

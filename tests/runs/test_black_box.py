@@ -26,7 +26,7 @@ from tests.helpers.black_boxes import (
     traced,
 )
 from tests.helpers.compare import Hashed
-from tests.helpers.tables import every
+from tests.helpers.tables import every, slow
 
 
 def test_is_the_run_of_minimize():
@@ -110,6 +110,9 @@ def bad_values(values):
         told.tell(part)
 
 
+UPPER = np.r_[[1.0] * 5, -3]
+
+
 def told_twice():
     told = zo.ask_tell(START, OPTIMIZER, ESTIMATOR)
     told.ask()
@@ -152,7 +155,30 @@ def not_picklable():
                 ([np.zeros(1), np.zeros(4)], r"shape \(3,\); got shape \(4,\)"),
                 ([np.zeros(1), np.zeros((3, 2))], r"got shape \(3, 2\)"),
                 ([np.zeros(())], r"got shape \(\)"),
-                ([np.zeros(0)], r"got shape \(0,\)"),
+            ]
+        ),
+        *(
+            (lambda options=options: run(**options), error, message)
+            for options, error, message in [
+                ({"executor": 3}, TypeError, "executor must be a concurrent.futures"),
+                ({"timeout": 1.0}, ValueError, r"ThreadPoolExecutor\(1\)"),
+                ({"on_failure": "skip"}, ValueError, "on_failure must be 'drop'"),
+                ({"max_consecutive_failures": 0}, ValueError, "must be an int ≥ 1"),
+                ({"retries": -1}, ValueError, "retries must be an int ≥ 0"),
+                ({"workers": 0}, ValueError, "workers must be an int ≥ 1"),
+                (
+                    {"workers": 1, "executor": map},
+                    ValueError,
+                    "workers must be None if",
+                ),
+                ({"batched": 1}, TypeError, "batched must be True or False"),
+                ({"fun": 3}, TypeError, "fun must be a function"),
+                ({"bounds": (0.5, 1)}, ValueError, "params must lie within bounds"),
+                ({"bounds": (2, -2)}, ValueError, "lower 2.0 and upper -2.0 at params"),
+                ({"bounds": (np.nan, 2)}, ValueError, "got lower nan and upper"),
+                ({"bounds": (-1, UPPER)}, ValueError, r"-3.0.*\[5\]"),
+                ({"bounds": 3.0}, ValueError, "bounds must be a tuple"),
+                ({"bounds": (-1, {"a": 2})}, ValueError, "bounds must be a tuple"),
             ]
         ),
         (lambda: bad_values([["a"] * 4]), TypeError, "values must be real numbers"),
@@ -162,46 +188,6 @@ def not_picklable():
         (shut_down, ValueError, "executor must be running"),
         (forking, ValueError, r'get_context\("spawn"\)'),
         (not_picklable, TypeError, "ThreadPoolExecutor"),
-        (lambda: run(executor=3), TypeError, "executor must be a concurrent.futures"),
-        (lambda: run(timeout=1.0), ValueError, r"ThreadPoolExecutor\(1\)"),
-        (lambda: run(on_failure="skip"), ValueError, "on_failure must be 'drop'"),
-        (
-            lambda: run(max_consecutive_failures=0),
-            ValueError,
-            "max_consecutive_failures must be an int ≥ 1",
-        ),
-        (lambda: run(retries=-1), ValueError, "retries must be an int ≥ 0"),
-        (lambda: run(workers=0), ValueError, "workers must be an int ≥ 1"),
-        (lambda: run(batched=1), TypeError, "batched must be True or False"),
-        (
-            lambda: run(workers=1, executor=ThreadPoolExecutor),
-            ValueError,
-            "workers must be None if an executor is given; got 1",
-        ),
-        (lambda: run(fun=3), TypeError, "fun must be a function"),
-        (lambda: run(bounds=(0.5, 1.0)), ValueError, "params must lie within bounds"),
-        (lambda: run(bounds=(2, -2)), ValueError, "lower 2.0 and upper -2.0 at params"),
-        (
-            lambda: run(bounds=(np.nan, 2)),
-            ValueError,
-            "got lower nan and upper",
-        ),
-        (lambda: run(bounds=(-1, np.r_[[1.0] * 5, -3])), ValueError, r"-3.0.*\[5\]"),
-        (lambda: run(bounds=3.0), ValueError, "bounds must be a tuple"),
-        (lambda: run(bounds=(-1, {"a": 2})), ValueError, "bounds must be a tuple"),
-        (
-            lambda: zo.minimize(
-                traced,
-                START,
-                OPTIMIZER,
-                ESTIMATOR,
-                num_steps=1,
-                key=0,
-                on_failure="skip",
-            ),
-            ValueError,
-            "on_failure must be 'drop' or 'raise'; got 'skip'",
-        ),
     ],
 )
 def test_bad_input_is_named(call, error, message):
@@ -232,15 +218,7 @@ def test_a_function_that_fails_at_most_points_is_warned_about():
         return float(x @ x)
 
     with pytest.warns(UserWarning, match="fun failed at 20 of 30 points.*OSError"):
-        zo.minimize_black_box(
-            fails,
-            np.ones(3, np.float32),
-            zo.radazo(1e-2),
-            zo.forward_difference(num_directions=5),
-            num_steps=5,
-            key=0,
-            progress=False,
-        )
+        run(fails, np.ones(3, np.float32), 5, zo.forward_difference(Hashed(), 5))
 
 
 def calls_with(start):
@@ -255,7 +233,7 @@ def calls_with(start):
     }
 
 
-@pytest.mark.parametrize("name", ["minimize", "diagnose"])
+@pytest.mark.parametrize("name", ["minimize", slow("diagnose")])
 def test_float64_that_becomes_float32_is_noted_at_the_line_of_the_call(name):
     with warnings.catch_warnings(record=True) as noted:
         warnings.resetwarnings()  # Python's default: once for each line.

@@ -9,8 +9,6 @@ import radazo_jax as zo
 from tests.helpers.short_runs import METHOD, START, traced
 from tests.helpers.tables import slow
 
-FACTOR = 1.0
-
 
 def first_value(loss, **options):
     """The loss at the start, which is three times its factor."""
@@ -46,26 +44,6 @@ def by_object(take):
     return make
 
 
-def by_global(monkeypatch):
-    def loss(p):
-        return FACTOR * jnp.sum(p**2)
-
-    return loss, lambda: monkeypatch.setitem(globals(), "FACTOR", -1.0)
-
-
-def by_closure(monkeypatch):
-    factor = 1.0
-
-    def loss(p):
-        return factor * jnp.sum(p**2)
-
-    def change():
-        nonlocal factor
-        factor = -1.0
-
-    return loss, change
-
-
 def by_array(monkeypatch):
     factors = np.ones(3, np.float32)
 
@@ -80,9 +58,7 @@ def by_array(monkeypatch):
     [
         pytest.param(by_object(lambda problem: problem.loss), id="method"),
         pytest.param(by_object(lambda problem: problem.on_the_host), id="callback"),
-        pytest.param(by_array, id="array"),
-        slow(by_global, id="global"),
-        slow(by_closure, id="closure"),
+        slow(by_array, id="array"),
     ],
 )
 def test_the_same_function_is_used_as_it_is_now(kind, monkeypatch):

@@ -1,27 +1,14 @@
 """Equal arguments compile once."""
 
-import contextlib
-import logging
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers.compiled import compilations
 from tests.helpers.short_runs import METHOD, run, traced
 from tests.helpers.tables import slow
-
-
-@contextlib.contextmanager
-def compilations(caplog):
-    """Collects what is compiled inside."""
-    found = []
-    with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        caplog.clear()
-        yield found
-        texts = [record.getMessage() for record in caplog.records]
-    found += [text for text in texts if text.startswith("Finished XLA compilation")]
 
 
 @pytest.mark.parametrize("call", [traced, slow(run)])
@@ -43,6 +30,7 @@ def test_equal_new_arguments_compile_nothing(call, caplog):
     assert found
 
 
+@pytest.mark.slow
 def test_another_learning_rate_on_minibatches_compiles_nothing(caplog):
     """The rate that is measured, and the number of steps, are inputs."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.black_boxes import ESTIMATOR, OPTIMIZER, START
+from tests.helpers.black_boxes import ESTIMATOR, OPTIMIZER, START, run
 
 DEEP = b"[" * 10**5 + b"]" * 10**5
 
@@ -24,14 +24,7 @@ PICKLE = pickle.dumps(Planted())
 
 
 def write_journal(folder):
-    zo.minimize_black_box(
-        lambda x: float(np.sum((x - 1) ** 2)),
-        *(START, OPTIMIZER, ESTIMATOR),
-        num_steps=6,
-        key=0,
-        journal=folder / "run.jsonl",
-        progress=False,
-    )
+    run(lambda x: float(np.sum((x - 1) ** 2)), steps=6, journal=folder / "run.jsonl")
 
 
 def replay(folder):

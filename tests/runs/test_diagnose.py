@@ -70,9 +70,10 @@ def partly_binary(x):
     return jnp.mean((jnp.tanh(INPUTS[:, 1:] @ signs + x[0]) - INPUTS[:, 0]) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fun, factors",
-    [(rounded, [1 / 64, 1.0]), slow(partly_binary, [1 / 64, 1 / 8, 1 / 2, 1, 2, 16])],
+    [(rounded, [1 / 64, 1.0]), (partly_binary, [1 / 64, 1 / 8, 1 / 2, 1, 2, 16])],
 )
 def test_a_smoothing_that_it_would_not_choose_is_named(fun, factors):
     """And one within a factor of 2 of the measured one is not."""
@@ -141,9 +142,10 @@ def test_the_noise_of_a_traced_function_is_seen():
     assert 0.6 < found.noise < 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype, spacing",
-    [slow(jnp.float32, np.spacing(np.float32(1e6))), (jnp.bfloat16, 2.0 ** (19 - 7))],
+    [(jnp.float32, np.spacing(np.float32(1e6))), (jnp.bfloat16, 2.0 ** (19 - 7))],
 )
 def test_spacings_are_those_of_the_loss(dtype, spacing):
     def fun(x):
@@ -167,7 +169,7 @@ def test_spacings_are_those_of_the_loss(dtype, spacing):
         ),
         (lambda x: 1 / 0, ESTIMATOR, "fun failed at 12 of 12 points"),
         (lambda x: np.nan, ESTIMATOR, "fun failed at 12 of 12 points"),
-        (lambda x: jnp.sum(x) * jnp.nan, ESTIMATOR, "fun failed at 100 of 100 points"),
+        slow(lambda x: jnp.sum(x) * jnp.nan, ESTIMATOR, "failed at 100 of 100 points"),
     ],
 )
 def test_advice_on_values(fun, estimator, advised):
@@ -202,8 +204,9 @@ def weighed(params):
     return jnp.sum((x @ params["large"]).astype(jnp.float32)) + small
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "distribution, share", [slow(zo.rademacher(), 1.0), (zo.low_rank(), 0.0)], ids=repr
+    "distribution, share", [(zo.rademacher(), 1.0), (zo.low_rank(), 0.0)], ids=repr
 )
 def test_finds_what_is_rounded_away(distribution, share):
     """1e-4 of numbers whose spacing is 2⁻⁷; a matrix may be perturbed by factors."""
@@ -223,7 +226,7 @@ LARGE = {"large": jnp.full((64, 64), 1.5, jnp.bfloat16), "small": jnp.zeros(9)}
     "begin",
     [
         lambda: zo.minimize(weighed, LARGE, *RUN, num_steps=1, progress=False),
-        lambda: zo.solver(weighed, *RUN).init(LARGE, 0),
+        slow(lambda: zo.solver(weighed, *RUN).init(LARGE, 0)),
         slow(
             lambda: zo.minimize_black_box(
                 lambda x: 0.0, LARGE, *RUN, num_steps=1, progress=False

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers import short_runs
 from tests.helpers.compare import Hashed
 from tests.helpers.tables import slow
 
@@ -32,16 +33,9 @@ def test_a_black_box_runs(tmp_path, factor, dtype):
         return float(np.sum(np.asarray(x, np.float64) ** 2)) * factor
 
     def run(steps):
-        return zo.minimize_black_box(
-            fun,
-            START.astype(dtype),
-            *METHOD,
-            num_steps=steps,
-            journal=tmp_path / "run.jsonl",
-            target=-1.0,
-            max_consecutive_failures=30,
-            progress=False,
-        )
+        ends = {"target": -1.0, "max_consecutive_failures": 30}
+        path, start = tmp_path / "run.jsonl", START.astype(dtype)
+        return short_runs.run(fun, start, steps, METHOD, journal=path, **ends)
 
     if factor > 1e38 and dtype == np.float32:  # No value can be used.
         with pytest.raises(zo.RunError):
@@ -72,7 +66,8 @@ def test_a_function_still_raises_its_own_errors():
         zo.minimize_black_box(fun, START, *METHOD, num_steps=3, progress=False)
 
 
-@pytest.mark.parametrize("factor", [1e-44, slow(1e-38)])
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [1e-44, 1e-38])
 def test_a_compiled_run_and_its_measurements(factor):
     def fun(x):
         return jnp.float32(factor) * jnp.sum(x**2)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers import short_runs
 from tests.helpers.black_boxes import (
     ESTIMATOR,
     OPTIMIZER,
@@ -20,6 +21,8 @@ from tests.helpers.black_boxes import (
     traced,
 )
 from tests.helpers.tables import jit
+
+METHOD = OPTIMIZER, ESTIMATOR
 
 
 @jit
@@ -120,14 +123,8 @@ def test_compiled_runs_drop_and_skip_alike():
     def sometimes(x):
         return np.nan if fails(x) else fun(x)
 
-    compiled = zo.minimize(
-        lambda x: jnp.where(fails(x), jnp.nan, traced(x)),
-        START,
-        OPTIMIZER,
-        ESTIMATOR,
-        num_steps=STEPS,
-        key=0,
-        progress=False,
+    compiled = short_runs.traced(
+        lambda x: jnp.where(fails(x), jnp.nan, traced(x)), START, STEPS, METHOD
     )
     outside = run(sometimes)
     assert outside.state.failures.evaluations > 0
@@ -163,9 +160,7 @@ def compiled_without_values(**options):
     def fun(x):
         return jnp.sum(x) * jnp.nan
 
-    zo.minimize(
-        fun, START, OPTIMIZER, ESTIMATOR, num_steps=9, key=0, progress=False, **options
-    )
+    short_runs.traced(fun, START, 9, METHOD, **options)
 
 
 def test_too_many_failures_end_the_run_with_its_state():

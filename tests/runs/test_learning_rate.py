@@ -117,6 +117,7 @@ def test_evaluations_are_counted():
     assert len(calls) == found.num_evaluations == 49
 
 
+@pytest.mark.slow
 def test_the_key_decides_and_the_batch_size_does_not():
     def loss(params):
         return jnp.sum(jnp.cosh(params["a"])) + squares(params)

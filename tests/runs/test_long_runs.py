@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers.short_runs import run, traced
 
 MOST = 2**31 - 1
 START = np.zeros(5, np.float32)
@@ -27,12 +28,7 @@ def at(step, **failures):
 
 
 def minimize(num_steps, state, fun=loss, optimizer=OPTIMIZER):
-    return zo.minimize(
-        *(fun, START, optimizer, ESTIMATOR),
-        num_steps=num_steps,
-        state=state,
-        progress=False,
-    )
+    return traced(fun, START, num_steps, (optimizer, ESTIMATOR), state=state)
 
 
 def test_the_last_steps_that_can_be_counted_are_taken():
@@ -47,12 +43,8 @@ def test_a_run_that_would_be_too_long_is_refused(num_steps):
     with pytest.raises(ValueError, match="num_steps must end a run before 2"):
         minimize(num_steps, at(MOST - 3))
     with pytest.raises(ValueError, match=f"got {num_steps} after {MOST - 3}"):
-        zo.minimize_black_box(
-            *(lambda x: 0.0, START, OPTIMIZER, ESTIMATOR),
-            num_steps=num_steps,
-            state=at(MOST - 3),
-            progress=False,
-        )
+        method = OPTIMIZER, ESTIMATOR
+        run(lambda x: 0.0, START, num_steps, method, state=at(MOST - 3))
 
 
 def test_no_step_is_told_that_cannot_be_counted():

@@ -82,9 +82,10 @@ def test_the_agreements_are_those_of_the_points():
     assert found.agreement == max(found.agreements)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "distribution",
-    [zo.rademacher(), tables.slow(zo.sphere()), tables.slow(zo.orthonormal())],
+    [zo.rademacher(), zo.sphere(), zo.orthonormal()],
     ids=repr,
 )
 def test_a_staircase_needs_the_width_of_a_step(distribution):
@@ -140,6 +141,7 @@ def test_narrow_parameters_and_losses_need_longer_distances():
     assert wide.agreements[0] > 0.98
 
 
+@pytest.mark.slow
 def test_a_loss_that_fails_far_away_has_a_shorter_smoothing():
     def fun(x):
         return jnp.where(jnp.max(jnp.abs(x - 0.5)) < 0.2, staircase(x), jnp.nan)
@@ -185,9 +187,9 @@ def rows_of(key):
     return jax.random.randint(key, (32,), 0, 200)
 
 
-def run(estimator=None, **options):
+def run(estimator=None, optimizer=None, **options):
     given = dict(sample=rows_of, num_steps=20, key=5, progress=False)
-    return zo.minimize(batch_loss, START, None, estimator, **(given | options))
+    return zo.minimize(batch_loss, START, optimizer, estimator, **(given | options))
 
 
 @pytest.mark.slow
@@ -221,17 +223,8 @@ def test_a_run_that_continues_keeps_its_smoothing(tmp_path):
 
 @pytest.mark.slow
 def test_a_named_optimizer_has_the_default_smoothing():
-    optimizer = zo.radazo(1e-3)
     named, unnamed = (
-        zo.minimize(
-            batch_loss,
-            START,
-            optimizer,
-            estimator,
-            sample=rows_of,
-            num_steps=3,
-            progress=False,
-        )
+        run(estimator, zo.radazo(1e-3), num_steps=3)
         for estimator in (
             zo.central_difference(smoothing=5e-3),
             zo.central_difference(),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.black_boxes import ESTIMATOR, OPTIMIZER, START, fun, traced
+from tests.helpers.black_boxes import ESTIMATOR, OPTIMIZER, START, fun, run, traced
 
 SIZE = 4  # Evaluations per step.
 
@@ -143,15 +143,7 @@ def test_the_precision_of_targets_is_that_of_the_values():
     result = outside(lambda x: 0.1, target=0.1)
     assert (result.stopped, len(result.values)) == ("target", 1)
     with jax.enable_x64():
-        result = zo.minimize_black_box(
-            lambda x: 0.1 + 1e-12,
-            np.zeros(6),
-            OPTIMIZER,
-            ESTIMATOR,
-            num_steps=3,
-            target=0.1,
-            progress=False,
-        )
+        result = run(lambda x: 0.1 + 1e-12, np.zeros(6), 3, target=0.1)
     assert result.stopped == "num_steps"
 
 
@@ -183,14 +175,10 @@ def test_a_run_without_a_value_raises_whatever_its_length(
 BAD = [
     ({"num_steps": 0}, "num_steps must be an int ≥ 1; got 0"),
     ({"max_evaluations": 0}, "max_evaluations must be an int ≥ 1; got 0"),
-    ({"max_evaluations": -5}, "max_evaluations must be an int ≥ 1; got -5"),
     ({"max_evaluations": np.nan}, "max_evaluations must be an int ≥ 1; got nan"),
     ({"max_evaluations": 3}, "max_evaluations must be ≥ 4, the evaluations of a step"),
     ({"max_seconds": 0.0}, "max_seconds must be a finite number > 0; got 0.0"),
-    ({"max_seconds": -1}, "max_seconds must be a finite number > 0; got -1"),
-    ({"max_seconds": np.nan}, "max_seconds must be a finite number > 0; got nan"),
     ({"target": np.nan}, "target must be a finite number; got nan"),
-    ({"target": "low"}, "target must be a finite number; got 'low'"),
     ({"patience": 0}, "patience must be an int ≥ 1; got 0"),
     ({"patience": 1.5}, "patience must be an int ≥ 1; got 1.5"),
 ]

@@ -1,7 +1,5 @@
 """Bounds: what is read as a box, and what would be read as another one."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,12 +8,12 @@ import scipy.optimize
 
 import radazo_jax as zo
 from radazo_jax._src.steps import box
-from tests.helpers.tables import slow
 
 _PAIRS = [(0, 5), (6, 10)]
 _LOWER, _UPPER = np.transpose(_PAIRS).astype(np.float32)
 _START = np.array([2.0, 7.0], np.float32)
 _METHOD = (zo.zo_sgd(0.1), zo.central_difference(num_directions=2))
+_EACH = {"a": [0, 0], "b": 0}, {"a": [8, 8], "b": 8}
 
 
 def _away(x):
@@ -82,13 +80,21 @@ def test_replay_reads_pairs(tmp_path):
             ([0, -np.inf], [np.inf, 5]),
         ),
         (
+            scipy.optimize.Bounds([-np.inf, 6], [5, np.inf]),
+            np.ones(2),
+            ([-np.inf, 6], [5, np.inf]),
+        ),
+        ((0, 8), {"a": np.ones(2), "b": np.float64(1)}, _EACH),
+        (scipy.optimize.Bounds(0, 8), {"a": np.ones(2), "b": np.float64(1)}, _EACH),
+        (((0, 6), (5, 10)), (np.float64(2), np.float64(7)), ((0, 6), (5, 10))),
+        (
             ({"a": 0.0, "b": None}, {"a": None, "b": 5}),
             {"a": np.ones(2), "b": np.float64(1)},
             ({"a": [0, 0], "b": -np.inf}, {"a": [np.inf] * 2, "b": 5}),
         ),
     ],
 )
-def test_none_is_no_bound(bounds, params, expected):
+def test_bounds_are_trees_like_the_parameters(bounds, params, expected):
     with jax.enable_x64(True):
         read = box.as_trees(box.as_bounds(bounds), params)
         for found, given in zip(read, expected, strict=True):
@@ -129,39 +135,14 @@ _BOUNDS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("run", "bounds"), list(zip(itertools.cycle(_RUNS), _BOUNDS, strict=False))
-)
-def test_runs_end_at_the_corner_of_the_box(run, bounds):
+@pytest.mark.parametrize("bounds", _BOUNDS)
+def test_forms_are_read_as_one_box(bounds):
+    read = box.as_trees(box.as_bounds(bounds), _START)
+    np.testing.assert_array_equal(read, [[0, 6], [5, 10]])
+
+
+@pytest.mark.parametrize("run", _RUNS)
+def test_runs_end_at_the_corner_of_the_box(run):
     """All runs read bounds by one function."""
+    bounds = scipy.optimize.Bounds([0, 6], [5, np.inf])
     np.testing.assert_array_equal(run(bounds).params, [5, 6])
-
-
-@pytest.mark.parametrize("bounds", [(0, 8), slow(scipy.optimize.Bounds(0, 8))])
-def test_numbers_bound_every_parameter_of_a_tree(bounds):
-    def fun(p):
-        return jnp.sum((p["a"] - 9) ** 2) + (p["b"] + 1) ** 2
-
-    start = {"a": np.full(2, 7, np.float32), "b": np.float32(1)}
-    every = zo.central_difference(zo.coordinate(replace=False), num_directions=3)
-    result = zo.minimize(
-        fun, start, zo.zo_sgd(0.1), every, num_steps=60, bounds=bounds, progress=False
-    )
-    np.testing.assert_array_equal(result.params["a"], [8, 8])
-    assert result.params["b"] == 0
-
-
-def test_tuples_bound_parameters_that_are_tuples():
-    def fun(p):
-        return (p[0] - 9) ** 2 + (p[1] - 2) ** 2
-
-    start = (np.float32(2), np.float32(7))
-    result = zo.minimize(
-        fun, start, *_METHOD, num_steps=100, bounds=((0, 6), (5, 10)), progress=False
-    )
-    assert [float(p) for p in result.params] == [5, 6]
-
-
-def test_an_unbounded_side_of_scipy_is_unbounded():
-    bounds = scipy.optimize.Bounds([-np.inf, 6], [5, np.inf])
-    np.testing.assert_array_equal(_minimized(bounds).params, [5, 6])

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import radazo_jax as zo
+from tests.helpers.short_runs import run, traced
 
 SLOPES = np.array([1.0, -2.0, 3.0], np.float32)
 ESTIMATOR = zo.central_difference(zo.gaussian(), num_directions=2, smoothing=0.5)
@@ -27,17 +28,13 @@ def compiled():
         optax.snapshot("length", optax.tree.norm),
     )
     seen = [np.zeros(3)]
-    result = zo.minimize(
-        linear,
-        jnp.zeros(3),
-        optimizer,
-        ESTIMATOR,
-        num_steps=7,
-        chunk_size=1,
-        progress=False,
-        callback=lambda x: seen.append(np.array(x.state.params, np.float64)),
-    )
-    return result, np.array(seen), optimizer
+    method = optimizer, ESTIMATOR
+
+    def keep(report):
+        seen.append(np.array(report.state.params, np.float64))
+
+    result = traced(linear, jnp.zeros(3), 7, method, chunk_size=1, callback=keep)
+    return result, np.array(seen), method
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +46,8 @@ def black_box(tmp_path_factory):
         values.append(float(np.abs(x - 1).sum()) if len(values) % 5 else np.nan)
         return values[-1]
 
-    estimator = zo.forward_difference(num_directions=3, smoothing=0.1)
-    result = zo.minimize_black_box(
-        fun,
-        np.zeros(3, np.float32),
-        zo.zo_sgd(0.1),
-        estimator,
-        num_steps=5,
-        journal=path,
-        progress=False,
-    )
+    method = zo.zo_sgd(0.1), zo.forward_difference(num_directions=3, smoothing=0.1)
+    result = run(fun, np.zeros(3, np.float32), 5, method, journal=path)
     return result, np.array(values).reshape(5, 4), path
 
 
@@ -80,16 +69,8 @@ def test_numbers_of_a_compiled_run(compiled):
 
 
 def test_chunks_do_not_change_what_is_recorded(compiled):
-    expected, _, optimizer = compiled
-    found = zo.minimize(
-        linear,
-        jnp.zeros(3),
-        optimizer,
-        ESTIMATOR,
-        num_steps=7,
-        chunk_size=4,
-        progress=False,
-    )
+    expected, _, method = compiled
+    found = traced(linear, jnp.zeros(3), 7, method, chunk_size=4)
     same = found.history._replace(seconds=expected.history.seconds)
     jax.tree.map(np.testing.assert_array_equal, same, expected.history)
 

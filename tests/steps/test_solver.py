@@ -11,6 +11,7 @@ import pytest
 
 import radazo_jax as zo
 from tests.helpers.compare import Hashed
+from tests.helpers.short_runs import traced
 from tests.helpers.tables import every, mesh_of, slow
 
 PARAMS = {"w": jnp.linspace(-1.0, 1.0, 6).reshape(2, 3), "b": jnp.ones(2)}
@@ -59,16 +60,7 @@ def test_takes_the_steps_of_minimize_bit_for_bit(name, minibatches):
     for _ in range(STEPS):
         state, info = step(state)
         values.append(info.value)
-    expected = zo.minimize(
-        loss,
-        PARAMS,
-        *method,
-        num_steps=STEPS,
-        key=0,
-        progress=False,
-        chunk_size=4,
-        **options,
-    )
+    expected = traced(loss, PARAMS, STEPS, method, chunk_size=4, **options)
     chex.assert_trees_all_equal(state, expected.state)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, expected.state)
     np.testing.assert_array_equal(values, expected.values)
@@ -167,7 +159,8 @@ def test_the_state_can_be_donated(name):
     assert not any(x.is_deleted() for x in [key, *jax.tree.leaves(params)])
 
 
-@pytest.mark.parametrize("evaluator", [slow(zo.vectorized()), zo.sharded("k")])
+@pytest.mark.slow
+@pytest.mark.parametrize("evaluator", [zo.vectorized(), zo.sharded("k")])
 def test_on_sharded_parameters(evaluator):
     specs = {"w": jax.P(None, "model"), "b": jax.P("model")}
     params = PARAMS | {"w": jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)}

@@ -7,7 +7,6 @@ import optax
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.tables import DISTRIBUTIONS, KINDS, each_distribution
 
 DIMENSION = 12
 CURVATURES = np.linspace(0.5, 3.0, DIMENSION)
@@ -65,40 +64,3 @@ def test_the_papers_algorithms_end_to_end(refined):
         # float32 rounding of the differences, amplified by 1/μ, is what remains.
         np.testing.assert_allclose(x, theta, atol=5e-4)
     assert quadratic64(theta) < 0.6 * quadratic64(np.ones(DIMENSION))
-
-
-@pytest.mark.parametrize(
-    ("distribution", "batch_size"), each_distribution((None, 1), among=KINDS)
-)
-def test_one_program(distribution, batch_size):
-    """The step compiles once, and its program never calls the host."""
-    optimizer = zo.radazo(lambda t: 1e-2 / (1 + t.astype(jnp.float32)))
-    estimator = zo.forward_difference(DISTRIBUTIONS[distribution], 4)
-    traces = []
-
-    def loss(x, target):
-        traces.append(None)
-        return jnp.sum((x - target) ** 2)
-
-    value_and_grad = zo.value_and_grad(
-        loss, estimator, evaluator=zo.vectorized(batch_size)
-    )
-
-    @jax.jit
-    def step(key, x, state, target):
-        value, gradient = value_and_grad(key, x, target)
-        updates, state = optimizer.update(gradient, state, x)
-        return optax.apply_updates(x, updates), state, value
-
-    x, target = jnp.zeros(50), jnp.ones(50)
-    state = optimizer.init(x)
-    program = step.lower(jax.random.key(0), x, state, target).compile().as_text()
-    for word in ("callback", "infeed", "outfeed", " send(", " recv("):
-        assert word not in program.lower()
-    traces.clear()
-    keys = jax.random.split(jax.random.key(0), 100)
-    for key in keys:
-        x, state, _ = step(key, x, state, target)
-    assert step._cache_size() == 1
-    assert len(traces) <= 2
-    assert len(program.split("ENTRY ")) == 2

@@ -11,6 +11,7 @@ import scipy.optimize
 
 import radazo_jax as zo
 from tests.helpers.moments import PARAMS, assert_close, gradients, run
+from tests.helpers.short_runs import traced
 
 
 def box(tree):
@@ -94,15 +95,9 @@ def test_the_projection_of_a_diagonal_metric_onto_a_box():
 def test_psgd_finds_the_minimum_within_a_ball():
     ball = functools.partial(optax.projections.projection_l2_ball, scale=1.0)
     optimizer = optax.chain(zo.zo_sgd(0.05), zo.keep_params_in(ball))
+    method = optimizer, zo.central_difference(zo.coordinate(replace=False), 2)
     center = jnp.array([3.0, 4.0])
-    result = zo.minimize(
-        lambda x: jnp.sum((x - center) ** 2),
-        jnp.zeros(2),
-        optimizer,
-        zo.central_difference(zo.coordinate(replace=False), 2),
-        num_steps=300,
-        progress=False,
-    )
+    result = traced(lambda x: jnp.sum((x - center) ** 2), jnp.zeros(2), 300, method)
     np.testing.assert_allclose(result.params, [0.6, 0.8], atol=1e-3)
 
 
@@ -116,6 +111,3 @@ def test_bad_projections():
     tx = zo.keep_params_in(box)
     with pytest.raises(ValueError, match="params must be passed to update"):
         tx.update(jnp.zeros(2), tx.init(jnp.zeros(2)))
-
-
-# --- Votes -------------------------------------------------------------------------

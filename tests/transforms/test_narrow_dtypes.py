@@ -7,7 +7,6 @@ import optax
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.tables import slow
 
 FLOAT4 = jnp.float4_e2m1fn
 # All sixteen numbers of the format, by the OCP specification of microscaling formats.
@@ -15,20 +14,7 @@ NUMBERS = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 NUMBERS = np.array(sorted({*NUMBERS, *(-x for x in NUMBERS)}), np.float32)
 
 
-def test_values_are_told_to_parameters_of_four_bits():
-    run = zo.ask_tell(
-        {"a": jnp.ones(4, FLOAT4), "b": jnp.ones(3)},
-        zo.zo_sgd(1.0),
-        zo.central_difference(zo.rademacher(), num_directions=4),
-    )
-    for _ in range(3):
-        points = run.ask()
-        assert points["a"].dtype == ml_dtypes.float4_e2m1fn
-        run.tell([float(np.sum(b**2)) for b in points["b"]])
-    assert run.params["a"].dtype == FLOAT4
-    assert int(run.state.step) == 3
-
-
+@pytest.mark.slow
 def test_a_run_on_four_bits_is_resumed_from_its_journal(tmp_path):
     start = {"a": np.ones(4, ml_dtypes.float4_e2m1fn), "b": np.ones(3, np.float32)}
     method = (zo.zo_sgd(0.1), zo.central_difference(zo.rademacher(), num_directions=2))
@@ -52,9 +38,8 @@ def test_a_run_on_four_bits_is_resumed_from_its_journal(tmp_path):
 
 
 # Sums of two numbers of the format that lie between two of them.
-@pytest.mark.parametrize(
-    ("p", "u"), [(4, 1.5), slow(2, 0.5), slow(-3, -0.5), slow(-6, 1)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("p", "u"), [(4, 1.5), (2, 0.5), (-3, -0.5), (-6, 1)])
 def test_the_mean_of_rounded_sums_is_the_sum(p, u):
     below = NUMBERS[p + u > NUMBERS].max()
     above = NUMBERS[p + u < NUMBERS].min()

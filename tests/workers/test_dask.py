@@ -51,6 +51,7 @@ def traffic(client):
     return found
 
 
+@pytest.mark.slow
 def test_workers_in_threads_take_the_same_steps():
     run = dask_runs.make_square(20)
     with cluster(2, processes=False, protocol="tcp://") as client:

@@ -50,12 +50,7 @@ def test_run_equals_that_of_one_process_bit_for_bit(name, tmp_path):
 def test_run_is_that_of_minimize(tmp_path):
     """Its programs round in other ways."""
     result = run(Here(), 3)
-    expected = zo.minimize(
-        *(fleets.loss, fleets.PARAMS, fleets.OPTIMIZER, fleets.ESTIMATOR),
-        num_steps=3,
-        key=0,
-        progress=False,
-    )
+    expected = fleets.minimized()
     assert result.history.evaluations.tolist() == [5, 5, 5]
     # A value is a mean of 12 terms below 1, and a difference of two is divided by μ.
     rounding = 12 * 2**-24 / 5e-3
@@ -156,8 +151,9 @@ def corrupt(here, address, step, before_steps=False):
     here.before = before
 
 
-@pytest.mark.parametrize("before_steps", [False, True])
-@pytest.mark.parametrize("workers", ["abc", "ab"])
+@pytest.mark.parametrize(
+    ("workers", "before_steps"), [("abc", True), ("ab", False), slow("abc", False)]
+)
 def test_worker_that_drifts_is_told_apart_and_rebuilt(workers, before_steps):
     """If there are two, neither is known to be right: both are rebuilt, and agree."""
     expected = reference()
@@ -255,8 +251,8 @@ def test_members_of_a_late_worker_go_to_others():
         return asyncio.sleep(0.05)
 
     here.before = before
-    result = run(here, 40, callback=lambda report: bool(hung))
-    assert hung and result.history.seconds.max() < 20
+    result = run(here, 40, timeout=600.0, callback=lambda report: bool(hung))
+    assert hung and not result.workers["c"].left
     assert_same(result, reference(len(result.values)))
 
 
@@ -267,7 +263,7 @@ def test_worker_that_gives_no_answer_is_dropped():
         return asyncio.sleep(3600) if address == "b" else asyncio.sleep(0.05)
 
     here.before = before
-    result = run(here, 40, timeout=0.5)
+    result = run(here, 40, timeout=2.0)
     assert "no answer" in result.workers["b"].left
     assert result.history.failed.sum() == 0
 
@@ -301,15 +297,11 @@ def test_members_are_shared_out_in_whole_batches():
     assert given.count(4) > 6 and all(size % 4 == 0 for size in given)
 
 
+@pytest.mark.slow
 def test_a_step_has_more_points_than_16_bits_number():
     estimator = zo.forward_difference(Hashed(), 2**16 + 4)
     result = run(Here(("a",)), 1, estimator=estimator, batch_size=2**14)
-    expected = zo.minimize(
-        *(fleets.loss, fleets.PARAMS, fleets.OPTIMIZER, estimator),
-        num_steps=1,
-        key=0,
-        progress=False,
-    )
+    expected = fleets.minimized(1, estimator=estimator)
     assert result.num_evaluations == 2**16 + 5 and not np.any(result.history.failed)
     chex.assert_trees_all_close(result.params, expected.params, rtol=1e-5)
 
@@ -326,12 +318,7 @@ def test_values_that_fail_are_dropped_as_by_minimize():
 
     here = Here(("a",))
     result = run(here, 3, make_fun=lambda: fails)
-    expected = zo.minimize(
-        *(fails, fleets.PARAMS, fleets.OPTIMIZER, fleets.ESTIMATOR),
-        num_steps=3,
-        key=0,
-        progress=False,
-    )
+    expected = fleets.minimized(fun=fails)
     assert expected.state.failures.evaluations > 0
     chex.assert_trees_all_equal(result.state.failures, expected.state.failures)
     chex.assert_trees_all_close(result.params, expected.params, atol=1e-4)
@@ -427,7 +414,7 @@ def test_journal_is_complete_if_all_workers_are_lost(tmp_path):
         here.alive.discard("a") if report.step == 4 else None
 
     with pytest.raises(zo.RunError, match="client had no workers for") as error:
-        run(here, journal=path, callback=callback, timeout=0.5)
+        run(here, journal=path, callback=callback, timeout=2.0)
     assert error.value.state.step == 4
     result = run(Here(), journal=path)
     expected = reference()
@@ -438,7 +425,7 @@ def test_wait_for_the_parameters_of_a_silent_worker_ends():
     here = Here(("a",))
     here.params = lambda address, run: asyncio.sleep(3600)
     with pytest.raises(zo.RunError, match="gave no parameters for") as error:
-        run(here, timeout=0.5)
+        run(here, timeout=2.0)
     assert len(error.value.result.values) == STEPS
 
 
@@ -530,6 +517,7 @@ def test_arguments_are_checked(change, error, text):
 # --- Messages -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_messages_do_not_grow_with_the_parameters():
     def sent(width):
         here = Here(("a",))

@@ -1,30 +1,19 @@
 """Optax's test modules with our tables in the place of theirs."""
 
 import ast
-import functools
 import importlib.util
 import pathlib
 import sys
 import types
 
-import optax
-
-from tests.transforms.optax_suite.entries import (
-    CHAIN,
-    EXEMPT,
-    MODULES,
-    OURS,
-    TREATED_AS,
-    sum_of_squares,
-)
+from tests.transforms.optax_suite.entries import MODULES, OURS, TREATED_AS
 
 
 class PutOursInPlace(ast.NodeTransformer):
-    """Replaces tables, look-ups, lists of names and updates in a test module."""
+    """Replaces tables, look-ups and lists of names in a test module."""
 
     def __init__(self, tables, dropped):
         self.tables, self.dropped, self.replaced = dict(tables), dropped, set()
-        self.objective = None
 
     def table(self, name):
         self.replaced.add(name)
@@ -67,24 +56,7 @@ class PutOursInPlace(ast.NodeTransformer):
         return self.generic_visit(node) if driven else None
 
     def visit_FunctionDef(self, node):
-        if node.name in self.dropped:
-            return None
-        if node.name.startswith("test"):
-            known = names_assigned(node)
-            self.objective = next(
-                (n for n in ("objective", "obj_fn", "fun") if n in known),
-                "__ours__.objective",
-            )
-        elif self.objective is None:
-            return node  # Neither a test nor part of one.
-        self.generic_visit(node)
-        if node.name.startswith("test"):
-            self.objective = None
-            if {"opt_name", "target"} <= {argument.arg for argument in node.args.args}:
-                node.body[:0] = ast.parse(
-                    "__ours__.exempt(self, opt_name, target)"
-                ).body
-        return node
+        return None if node.name in self.dropped else self.generic_visit(node)
 
     def visit_Compare(self, node):
         """`opt_name in ('sgd', ...)`: also for similar ones of this package."""
@@ -101,48 +73,6 @@ class PutOursInPlace(ast.NodeTransformer):
             ]
         return node
 
-    def visit_Call(self, node):
-        """State compared with state: keys cannot be made NumPy arrays."""
-        self.generic_visit(node)
-        if getattr(node.func, "attr", None) == "assert_trees_all_close":
-            node.args[:2] = [
-                ast.Call(ast.parse("__ours__.numbers", mode="eval").body, [tree], [])
-                for tree in node.args[:2]
-            ]
-        return node
-
-    def visit_Attribute(self, node):
-        """`opt.update`: closed over the objective if `opt` is the chain."""
-        self.generic_visit(node)
-        owner = getattr(node.value, "id", "")
-        if node.attr != "update" or owner not in {"opt", "opt_inject"}:
-            return node
-        closed = f"__ours__.update({owner}, opt_name, {self.objective})"
-        return ast.parse(closed, mode="eval").body
-
-
-def names_assigned(function):
-    """The names that the body of a function assigns in any case."""
-    return {
-        inner.id
-        for statement in function.body
-        if isinstance(statement, (ast.Assign, ast.With))
-        for inner in ast.walk(statement)
-        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
-    }
-
-
-def update_of(optimizer, opt_name, objective):
-    if opt_name != CHAIN:
-        return optimizer.update
-    return functools.partial(optimizer.update, value_fn=objective)
-
-
-def exempt(test, opt_name, target):
-    reason = EXEMPT.get((opt_name, target.__name__))
-    if reason:
-        test.skipTest(f"{opt_name}: {reason}")
-
 
 def load(module, only):
     """Returns Optax's test module with our optimizers in its tables."""
@@ -157,14 +87,7 @@ def load(module, only):
         raise RuntimeError(f"{name} has no {set(tables) - editor.replaced} any more.")
     loaded = types.ModuleType(f"{module}_of_optax")
     sys.modules[loaded.__name__] = loaded
-    loaded.__ours__ = types.SimpleNamespace(
-        tables=tables,
-        factories=OURS,
-        update=update_of,
-        objective=sum_of_squares,
-        exempt=exempt,
-        numbers=optax.tree.unwrap_random_key_data,
-    )
+    loaded.__ours__ = types.SimpleNamespace(tables=tables, factories=OURS)
     exec(compile(tree, str(path), "exec"), loaded.__dict__)
     return loaded
 
