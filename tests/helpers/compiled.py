@@ -1,4 +1,4 @@
-"""What is compiled, and the bytes that a compiled program sends between devices."""
+"""Counts of compilations, and of the bytes that a program sends between devices."""
 
 import contextlib
 import logging
