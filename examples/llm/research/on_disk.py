@@ -78,7 +78,7 @@ def shown(values: Sequence[float | None], metric: str) -> str:
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
-    figures, costs, again = [], [], []
+    figures, again = [], []
     for name in OPTIONS:
         rows = [row for row in content["rows"] if row["case"] == name]
         runs = [row for row in rows if row["start"] == "model"]
@@ -88,24 +88,19 @@ def tables(content: dict[str, Any]) -> list[Table]:
         kind = "accuracy" if metric == "test_reward" else metric.removeprefix("test_")
         keys = "untuned", "calibrated", "tuned"
         cells = [shown([x[key] for x in runs], metric) for key in keys]
-        figures.append([name, kind, str(len(runs)), *cells])
-        minutes = [mean(x[key] for x in runs) / 60 for key in ("seconds", "cpu_s")]
-        memory = max(x["peak_MiB"] for x in runs)
-        costs.append([name, *(f"{x:.1f}" for x in minutes), f"{memory:,}"])
+        minutes = f"{mean(x['cpu_s'] for x in runs) / 60:.1f}"
+        memory = f"{max(x['peak_MiB'] for x in runs):,}"
+        figures.append([name, kind, str(len(runs)), *cells, minutes, memory])
         read = {x["start"]: x["untuned"] for x in rows} | {"model": runs[0]["tuned"]}
         cells = [shown([read.get(start)], metric) for start in STARTS]
         again.append([name, *cells])
-    median = "untuned, threshold at the median score"
+    columns = ["data", "figure", "seeds", "untuned", "at the median", "tuned"]
     return [
         Table(
-            "On the rows of the test, mean ± standard deviation over seeds",
-            ["data", "figure", "seeds", "untuned", median, "tuned"],
+            "Figures of the rows of the test, mean ± standard deviation over seeds; "
+            "*at the median* is untuned, with the threshold at the median score",
+            [*columns, "CPU minutes", "MiB"],
             figures,
-        ),
-        Table(
-            "What a command takes",
-            ["data", "minutes", "CPU minutes", "largest memory, MiB"],
-            costs,
         ),
         Table(
             "The first seed, measured again from what it exported",

@@ -42,7 +42,6 @@ NAMES = {
     "zo_adamm": "ZO-AdaMM",
     "zo_sgd": "ZO-SGD",
     "measured": "R-AdaZO, η measured",
-    "default": "the default method at revision 623fbbf",  # Of the record.
     "adamw": "AdamW, by backpropagation",
 }
 COLORS = {
@@ -50,7 +49,6 @@ COLORS = {
     "zo_adamm": "#0072B2",
     "zo_sgd": "#009E73",
     "measured": "#E69F00",
-    "default": "#CC79A7",
     "adamw": "#555555",
 }
 # Methods, their steps, and the number of seeds.
