@@ -1,5 +1,7 @@
 """The untuned default on kinds of functions that have misled minimizers."""
 
+import functools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -87,14 +89,14 @@ def test_the_resolution_of_values_is_measured(name):
     assert reached <= gap * least
 
 
+def jittery(x, level=1e-3):
+    return squares(x) * (1 + level * np.sin(1e9 * (x @ np.sqrt(np.arange(2, 10)))))
+
+
 @pytest.mark.parametrize("level", [1e-3, 1e-4])
 def test_jitter_leads_to_models(level):
     """Short differences say nothing there, and models of long moves come close."""
-    weights = np.sqrt(np.arange(2, 10))
-
-    def fun(x):
-        return squares(x) * (1 + level * np.sin(1e9 * (x @ weights)))
-
+    fun = functools.partial(jittery, level=level)
     run = drive(UNTUNED, fun, np.zeros(8), most=90)
     assert min(map(squares, run.points)) <= 1.2 * squares(FIT)
 
@@ -279,6 +281,7 @@ def test_the_factory_is_its_arguments():
         (sphere, np.zeros(8), None, [policy.SMOOTH]),
         (sphere, np.zeros(101), None, [policy.MANY]),
         (lambda x: round(sphere(x), 7), np.zeros(8), None, [policy.DIGITS]),
+        (jittery, np.zeros(8), None, [policy.JITTER, policy.JITTER]),
         (lambda x: sphere(x / SCALES), np.zeros(8), None, [policy.APART]),
         (lambda x: float(np.sum(np.round(x))), np.ones(8), None, [policy.STEPS]),
         (sphere, np.zeros(3), 0.25, ["parameters have a step"]),

@@ -35,6 +35,16 @@ _SHORTEST, _LONGEST, _ROUNDS = 1e-4, 1e6, 10
 # Without a change at so many sizes, a parameter is dead.
 _FAR = 100.0
 
+# A change by a move of this many spans shows that values have few digits.
+PROBE = 1e-3
+
+# Short changes have jitter if they miss the change along all parameters by this share.
+# The first distance of the points that show its level, in spans.
+_AMISS, _SHORT = 0.5, 1e-5
+
+# A short change of this share of the aim of sizes belongs to a jump.
+_JUMP = 3e-2
+
 # A function is flat if a slope is this share of the slope of a shorter move.
 _FLAT = 0.1
 
@@ -185,6 +195,33 @@ class Seek(NamedTuple):
         )
 
 
+def are_coarse(
+    x: np.ndarray, value: float, begun: float, first: Differences, space: Space
+) -> Part[bool]:
+    """Whether short changes are 0, or of one size, because values have few digits."""
+    if are_digits(first.changes, value, begun):
+        return True
+    dead = first.dead
+    if not 4 * np.sum(dead) >= np.sum(first.steps != 0):
+        return False
+    moves = np.where(dead, PROBE * space.spans(x) * np.sign(first.steps), 0)
+    values = yield space.point(x + np.array([[1.0], [2.0]]) * moves)
+    return bool(np.any(values != value))
+
+
+def jitter(
+    x: np.ndarray, value: float, first: Differences, space: Space
+) -> Part[float | None]:
+    """Measures the relative noise of values whose short changes do not add up."""
+    if np.any(first.dead) or not np.all(first.known):
+        return None
+    whole = (yield space.point(x + first.steps)[None])[0] - value
+    missed = abs(whole - np.sum(first.changes))
+    if not missed > _AMISS * np.linalg.norm(first.changes):
+        return None
+    return (yield from measured(x, value, _SHORT, space))
+
+
 def sizes(
     x: np.ndarray, value: float, first: Differences, space: Space
 ) -> Part[np.ndarray]:
@@ -230,3 +267,10 @@ def are_needed(first: Differences, value: float) -> bool:
     slopes = slopes[slopes > 0]
     apart = len(slopes) > 0 and np.max(slopes) > 1e4 * np.min(slopes)
     return bool(np.any(hidden)) or wide or bool(apart)
+
+
+def are_of_steps(first: Differences, value: float) -> bool:
+    """Whether most short changes are 0, or as large as the changes of long moves."""
+    moved = first.steps != 0
+    jumps = abs(first.changes) > _JUMP * AIM * abs(value)
+    return bool(2 * np.sum(moved & (first.dead | jumps)) > np.sum(moved))

@@ -42,18 +42,8 @@ _WIDE, _ACROSS, _NARROW = 0.3, 0.1, 0.03
 # Values at one point that differ by more than this share are noise for a strategy.
 _NOISY = 1e-6
 
-# A change by a move of this many spans shows that values have few digits.
-_PROBE = 1e-3
-
 # Values with more relative noise than this have no short differences.
 _COARSE = 1e-4
-
-# Short changes have jitter if they miss the change along all parameters by this share.
-# The first distance of the points that show its level, in spans.
-_AMISS, _SHORT = 0.5, 1e-5
-
-# A short change of this share of the aim of sizes belongs to a jump.
-_JUMP = 3e-2
 
 # Slopes that lowered the value by less than this share have not left a saddle or a
 # plateau; so many steps of a strategy look around then.
@@ -75,6 +65,7 @@ CELLS = "parameters change the value by steps"
 STEPS = "the function is piecewise constant"
 MANY = "more than 100 parameters"
 DIGITS = "values have few digits"
+JITTER = "values have jitter"
 APART = "sizes of parameters are far apart"
 SMOOTH = "short differences show slopes"
 MOVES = "moves along the parameters"
@@ -315,7 +306,7 @@ def _first_values(
 
     def plan(kind: str, **known: Any) -> Plan:
         known = {"resolution": start.resolution, "hessian": hessian} | known
-        smooth = kind in (MANY, DIGITS, APART, SMOOTH)
+        smooth = kind in (MANY, DIGITS, JITTER, APART, SMOOTH)
         return Plan(End(x, value, kind), smooth, space, begun, **known)
 
     def models(reason: str, noise: float = 0.0) -> Part[quadratic.Known]:
@@ -337,16 +328,16 @@ def _first_values(
     first = yield from forward(x, value, spacing * space.spans(x), space)
     if not np.any(first.steps):
         return plan(slopes.FIXED)
-    if (yield from _are_coarse(x, value, begun, first, space)):
-        found = yield from noise.measured(x, value, _PROBE, space)
+    if (yield from noise.are_coarse(x, value, begun, first, space)):
+        found = yield from noise.measured(x, value, noise.PROBE, space)
         if found is not None and found < _COARSE:
             return plan(DIGITS, resolution=found)
         first = first._replace(dead=first.dead | (found is not None))
     elif quadratic.FEW < len(x) <= quadratic.FEW_IF_NOISY:
-        found = yield from _jitter(x, value, first, space)
+        found = yield from noise.jitter(x, value, first, space)
         if found is not None and found > start.resolution:
-            x, value, hessian = yield from models("values jitter")
-            return plan("", resolution=found)
+            x, value, hessian = yield from models(JITTER)
+            return plan(JITTER, resolution=found)
     if np.all(first.dead | (first.steps == 0)):
         units = evolution.sizes(start, method.scale)
         x, value = yield from far.long_differences(x, value, units, space)
@@ -362,7 +353,7 @@ def _first_values(
     sizes = yield from noise.sizes(x, value, first, space)
     space = space._replace(origin=x, sizes=sizes)
     first = yield from forward(x, value, spacing * space.spans(x), space)
-    kind = STEPS if _are_of_steps(first, value) else APART
+    kind = STEPS if noise.are_of_steps(first, value) else APART
     return plan(kind, first=first, sizes=sizes)
 
 
@@ -468,37 +459,3 @@ def _along_few(start: Start, unit: np.ndarray, best: End) -> Steps:
 
     end = yield from answered(many.steps(within, best.value), answer)
     return end._replace(params=point(end.params))
-
-
-def _are_coarse(
-    x: np.ndarray, value: float, begun: float, first: Differences, space: Space
-) -> Part[bool]:
-    """Whether short changes are 0, or of one size, because values have few digits."""
-    if noise.are_digits(first.changes, value, begun):
-        return True
-    dead = first.dead
-    if not 4 * np.sum(dead) >= np.sum(first.steps != 0):
-        return False
-    moves = np.where(dead, _PROBE * space.spans(x) * np.sign(first.steps), 0)
-    values = yield space.point(x + np.array([[1.0], [2.0]]) * moves)
-    return bool(np.any(values != value))
-
-
-def _jitter(
-    x: np.ndarray, value: float, first: Differences, space: Space
-) -> Part[float | None]:
-    """Measures the relative noise of values whose short changes do not add up."""
-    if np.any(first.dead) or not np.all(first.known):
-        return None
-    whole = (yield space.point(x + first.steps)[None])[0] - value
-    missed = abs(whole - np.sum(first.changes))
-    if not missed > _AMISS * np.linalg.norm(first.changes):
-        return None
-    return (yield from noise.measured(x, value, _SHORT, space))
-
-
-def _are_of_steps(first: Differences, value: float) -> bool:
-    """Whether most short changes are 0, or as large as the changes of long moves."""
-    moved = first.steps != 0
-    jumps = abs(first.changes) > _JUMP * noise.AIM * abs(value)
-    return bool(2 * np.sum(moved & (first.dead | jumps)) > np.sum(moved))
