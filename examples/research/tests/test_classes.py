@@ -1,5 +1,8 @@
 """The board of classes: its minima, its seeds, its counting, and its record."""
 
+import re
+from pathlib import Path
+
 import click
 import jax
 import numpy as np
@@ -268,3 +271,31 @@ def test_the_record_is_of_evaluation_and_no_run_is_below_the_minimum():
     assert {tuple(map(row.get, names)) for row in rows} == expected
     assert len(rows) == len(expected)
     assert all(row["gap"] >= -1e-7 for row in rows)
+
+
+def _first_of(rows, budget):
+    """In how many classes without noise the default is first, and near it, of all."""
+    shares, *_ = classes.tables({"rows": rows})
+    exact, margins = {CLASSES[name].text for name in _EXACT}, []
+    for kind, _, *cells in shares.rows:
+        found = [cell.split("/") for cell in cells if cell != "–"]
+        if kind in exact and budget < len(found[0]):
+            own, *others = (int(shown[budget]) for shown in found)
+            margins.append(own - max(others))
+    first = sum(margin >= 0 for margin in margins)
+    return first, sum(-3 < margin < 0 for margin in margins), len(margins)
+
+
+def test_pages_say_in_how_many_classes_the_default_is_first():
+    rows = read(RECORDS / "board" / "classes.json")["rows"]
+    root = Path(__file__).parents[3]
+    page = (root / "docs" / "research" / "optimizers.md").read_text("utf-8")
+    for number, budget in enumerate((10, 30, 100)):
+        first, near, count = _first_of(rows, number)
+        begin = rf"Within {budget} \(d \+ 1\)[^*]* first in {first} of {count} classes"
+        end = rf"\*\*[^.]* within\s+3 points of the first in {near} more\."
+        assert re.search(begin + end, page), (budget, first, near, count)
+        if budget == 30:  # The picture of the home.
+            for name in ("README.md", "docs/index.md"):
+                text = " ".join((root / name).read_text("utf-8").split())
+                assert f"is first in {first} of {count} classes without noise" in text
