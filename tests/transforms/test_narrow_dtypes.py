@@ -17,7 +17,10 @@ NUMBERS = np.array(sorted({*NUMBERS, *(-x for x in NUMBERS)}), np.float32)
 @pytest.mark.slow
 def test_a_run_on_four_bits_is_resumed_from_its_journal(tmp_path):
     start = {"a": np.ones(4, ml_dtypes.float4_e2m1fn), "b": np.ones(3, np.float32)}
-    method = (zo.zo_sgd(0.1), zo.central_difference(zo.rademacher(), num_directions=2))
+    method = (
+        zo.zo_sgd(0.1),
+        zo.central_difference(zo.rademacher(), smoothing=1.0, num_directions=2),
+    )
 
     def fun(p):
         return float(np.sum(p["b"] ** 2))
