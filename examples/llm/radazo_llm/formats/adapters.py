@@ -33,7 +33,10 @@ def load(model: LanguageModel, folder: Folder) -> None:
     """
     folder = Path(folder)
     config = _read_config(folder, model)
-    layers = config.get("layers_to_transform") or range(model.config.num_hidden_layers)
+    # Of the last layers of a divided model, which the file counts from the first.
+    first, number = model.first_layer, model.config.num_hidden_layers
+    adapted = config.get("layers_to_transform") or range(first + number)
+    layers = [i - first for i in adapted]
 
     def add(model: LanguageModel) -> LanguageModel:
         rngs = nnx.Rngs(0)  # What is drawn is replaced.
@@ -118,14 +121,18 @@ def _read_config(folder: Path, model: LanguageModel) -> dict[str, Any]:
             f"and use_rslora {config.get('use_rslora')!r:.80}."
         )
     layers, number = config.get("layers_to_transform"), model.config.num_hidden_layers
+    first = model.first_layer
+    if kind == "LORA" and layers is None and first:
+        layers = "null, which are all layers"
     if layers is not None and not (
         isinstance(layers, list)
         and 0 < len(layers) <= number
-        and all(type(i) is int and 0 <= i < number for i in layers)
+        and all(type(i) is int and first <= i < first + number for i in layers)
     ):
+        which = f"the last {number} layers" if first else f"the {number} layers"
         raise ValueError(
-            f"{path}: layers_to_transform must be numbers of the {number} layers; got "
-            f"{layers!r:.80}."
+            f"{path}: layers_to_transform must be numbers of {which}; got "
+            f"{layers!s:.80}."
         )
     for name in sizes[kind]:
         value = config.get(name)

@@ -1,6 +1,7 @@
 """The last layers of a model, on cached outputs of the others."""
 
 import dataclasses
+import json
 import pathlib
 
 import jax
@@ -59,10 +60,32 @@ def test_the_last_layers_on_outputs_of_the_first_are_the_model(name, tmp_path):
     adapted = MODELS[name]()
     adapters.load(adapted, tmp_path / "adapters")
     assert lora.adapted_layers(adapted) == [1]
+    _, again = frozen.split(MODELS[name](), 1)
+    adapters.load(again, tmp_path / "adapters")
+    continued = tiny.logits(again, outputs(first, tmp_path))
+    np.testing.assert_array_equal(continued, tuned)
     saving.merged(last, tmp_path / "merged", base=tmp_path / "base")
     merged = loading.load(tmp_path / "merged", dtype=jnp.float32)
     for whole in adapted, merged:
         np.testing.assert_allclose(tiny.logits(whole, TOKENS), tuned, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layers", "shown"), [(None, "null, which are all layers."), ([0], r"\[0\]")]
+)
+def test_adapters_of_other_layers_do_not_begin_a_run(layers, shown, tmp_path):
+    model = MODELS["llama"]()
+    lora.add_lora(model, rank=2, rngs=nnx.Rngs(0))
+    b = model.layers.q_proj.lora.lora_b
+    b[...] = jax.random.normal(jax.random.key(1), b.shape)
+    adapters.save(model, tmp_path, base="")
+    config = json.loads((tmp_path / adapters.CONFIG).read_text())
+    config["layers_to_transform"] = layers
+    (tmp_path / adapters.CONFIG).write_text(json.dumps(config))
+    _, last = frozen.split(MODELS["llama"](), 1)
+    message = f"layers_to_transform must be numbers of the last 1 layers; got {shown}"
+    with pytest.raises(ValueError, match=message):
+        adapters.load(last, tmp_path)
 
 
 @pytest.mark.parametrize("name", every(BASES, "gguf"))
