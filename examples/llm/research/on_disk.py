@@ -97,7 +97,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
     columns = ["data", "figure", "seeds", "untuned", "at the median", "tuned"]
     return [
         Table(
-            "Figures of the rows of the test, mean ± standard deviation over seeds; "
+            "On test rows, mean ± standard deviation over seeds; "
             "*at the median* is untuned, with the threshold at the median score",
             [*columns, "CPU minutes", "MiB"],
             figures,
