@@ -33,10 +33,7 @@ def load(model: LanguageModel, folder: Folder) -> None:
     """
     folder = Path(folder)
     config = _read_config(folder, model)
-    # Of the last layers of a divided model, which the file counts from the first.
-    first, number = model.first_layer, model.config.num_hidden_layers
-    adapted = config.get("layers_to_transform") or range(first + number)
-    layers = [i - first for i in adapted]
+    layers = _adapted(config, model, folder)
 
     def add(model: LanguageModel) -> LanguageModel:
         rngs = nnx.Rngs(0)  # What is drawn is replaced.
@@ -120,20 +117,6 @@ def _read_config(folder: Path, model: LanguageModel) -> dict[str, Any]:
             f"target_modules {modules!r:.80}, use_dora {config.get('use_dora')!r:.80} "
             f"and use_rslora {config.get('use_rslora')!r:.80}."
         )
-    layers, number = config.get("layers_to_transform"), model.config.num_hidden_layers
-    first = model.first_layer
-    if kind == "LORA" and layers is None and first:
-        layers = "null, which are all layers"
-    if layers is not None and not (
-        isinstance(layers, list)
-        and 0 < len(layers) <= number
-        and all(type(i) is int and first <= i < first + number for i in layers)
-    ):
-        which = f"the last {number} layers" if first else f"the {number} layers"
-        raise ValueError(
-            f"{path}: layers_to_transform must be numbers of {which}; got "
-            f"{layers!s:.80}."
-        )
     for name in sizes[kind]:
         value = config.get(name)
         whole = type(value) is int or (name == "lora_alpha" and type(value) is float)
@@ -142,6 +125,31 @@ def _read_config(folder: Path, model: LanguageModel) -> dict[str, Any]:
     if kind == "LORA":
         lora.check_rank(model, config["r"], modules, f"{path}: r")
     return config
+
+
+def _adapted(config: dict[str, Any], model: LanguageModel, folder: Path) -> list[int]:
+    """Returns the indices of the model's layers that have adapters in the file.
+
+    The file counts from the first layer of the whole model. A divided model has only
+    the last ones.
+    """
+    given = config.get("layers_to_transform")
+    if given is None and config["peft_type"] != "LORA":
+        return []
+    first, number = model.first_layer, model.config.num_hidden_layers
+    layers = list(range(first + number)) if given is None else given
+    if not (
+        isinstance(layers, list)
+        and 0 < len(layers) <= number
+        and all(type(i) is int and first <= i < first + number for i in layers)
+    ):
+        which = f"the last {number} layers" if first else f"the {number} layers"
+        shown = "null, which are all layers" if given is None else f"{given!r:.80}"
+        raise ValueError(
+            f"{model_file(folder, CONFIG)}: layers_to_transform must be numbers of "
+            f"{which}; got {shown}."
+        )
+    return [i - first for i in layers]
 
 
 def _views(
