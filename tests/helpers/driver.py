@@ -51,7 +51,7 @@ def check(points, start):
     assert np.array_equal(points, start.box.clip(points))
 
 
-def told(part, fun, start=None):
+def completed(part, fun, start=None):
     """The result of a part of a method, and all points that it asks for."""
     points, values = [], None
     while True:

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 
 from radazo_jax._src.methods import evolution
 from radazo_jax._src.methods.contract import Box
-from tests.helpers.driver import drive, started, told
+from tests.helpers.driver import completed, drive, started
 from tests.helpers.tables import slow
 
 D = 6
@@ -249,7 +249,7 @@ def test_failures_come_last_and_have_no_part_in_the_mean():
     np.testing.assert_array_equal(nothing.mean, state.mean)
     assert nothing.sigma == 0.5 * state.sigma
     # A run without any value ends.
-    end, _ = told(DEFAULT(started(np.zeros(2))), lambda x: np.nan)
+    end, _ = completed(DEFAULT(started(np.zeros(2))), lambda x: np.nan)
     assert np.isinf(end.value) and end.reason
 
 

@@ -7,7 +7,7 @@ from scipy.optimize import minimize
 from radazo_jax._src.methods import far, policy
 from radazo_jax._src.methods.contract import End
 from radazo_jax._src.methods.points import Space
-from tests.helpers.driver import drive, started, told
+from tests.helpers.driver import completed, drive, started
 
 UNTUNED = policy.untuned()
 
@@ -38,7 +38,7 @@ def test_moves_cross_steps(name):
     fun, x, box, least = MOVED[name]
     start = started(x, box)
     part = far.moves(x, fun(x), np.ones(len(x)), Space.of(start, np.ones(len(x))))
-    (end, value), points = told(part, fun, start)
+    (end, value), points = completed(part, fun, start)
     assert value == fun(end) == least and len(points) < 400
     values = [fun(x), *map(fun, points)]
     assert value == np.nanmin(values)
@@ -54,7 +54,7 @@ def test_steps_are_idle_on_a_plateau_far_away_only(distance, idles):
 
     watch = far.Watch(End(np.zeros(2), 2.0, ""), np.zeros(2), np.ones(2))
     part = far.watched(inner(), watch)
-    found, points = told(part, lambda x: float(x[0] == 0), started(np.zeros(2)))
+    found, points = completed(part, lambda x: float(x[0] == 0), started(np.zeros(2)))
     assert (found is None, len(points) < 70) == (idles, idles)
     assert watch.best.value == 0 and not watch.fails
 

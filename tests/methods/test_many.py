@@ -10,7 +10,7 @@ from scipy.optimize import rosen
 
 from radazo_jax._src.methods import many
 from radazo_jax._src.methods.contract import Ask, Box
-from tests.helpers.driver import drive, started, told
+from tests.helpers.driver import completed, drive, started
 
 EPS = np.finfo(np.float64).eps
 
@@ -152,7 +152,7 @@ def test_failures():
 
     run = drive(many.many(), fun, np.zeros(120), 6000)
     assert run.value < 1e-3 * quadratic(np.zeros(120))
-    nothing, points = told(many.many()(started(np.zeros(120))), lambda x: np.nan)
+    nothing, points = completed(many.many()(started(np.zeros(120))), lambda x: np.nan)
     assert nothing.reason == "the function failed" and len(points) < 2000
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from radazo_jax._src.methods import noise
 from radazo_jax._src.methods.points import Space, forward
-from tests.helpers.driver import started, told
+from tests.helpers.driver import completed, started
 
 D = 5
 SIZES = np.logspace(-4, 4, D)
@@ -44,7 +44,7 @@ def test_relative_noise(name):
     fun, expected = RELATIVE[name]
     x = np.full(D, 0.3)
     space = Space.of(started(x), np.ones(D))
-    found, points = told(noise.measured(x, fun(x), 1e-3, space), fun)
+    found, points = completed(noise.measured(x, fun(x), 1e-3, space), fun)
     assert expected / 10 < found < 10 * expected
     assert len(points) <= 12
 
@@ -53,7 +53,7 @@ def test_a_function_without_noise_has_none():
     x = np.full(D, 0.3)
     space = Space.of(started(x), np.ones(D))
     fun = lambda x: float(np.sum(np.cosh(x)))  # noqa: E731
-    found, _ = told(noise.measured(x, fun(x), 1e-3, space), fun)
+    found, _ = completed(noise.measured(x, fun(x), 1e-3, space), fun)
     assert found is None
 
 
@@ -64,9 +64,9 @@ def test_sizes_change_the_value_by_a_hundredth():
     def fun(x):
         return 1 + float(np.sum(np.expm1(x / SIZES)))
 
-    first, _ = told(forward(x, fun(x), 1.5e-9 * np.ones(D), space), fun)
+    first, _ = completed(forward(x, fun(x), 1.5e-9 * np.ones(D), space), fun)
     assert noise.are_needed(first, fun(x))
-    found, points = told(noise.sizes(x, fun(x), first, space), fun)
+    found, points = completed(noise.sizes(x, fun(x), first, space), fun)
     share = found / (1e-2 * SIZES)
     assert np.all((share > 0.05) & (share < 20))
     assert len(points) <= 10 * D

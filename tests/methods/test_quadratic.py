@@ -6,7 +6,7 @@ from scipy.optimize import NonlinearConstraint, minimize, rosen
 
 from radazo_jax._src.methods import quadratic
 from radazo_jax._src.methods.contract import Box
-from tests.helpers.driver import drive, free, started, told
+from tests.helpers.driver import completed, drive, free, started
 
 QUADRATIC = quadratic.quadratic()
 RNG = np.random.default_rng(0)
@@ -179,7 +179,7 @@ def first_steps(fun, x, units=None):
     start = started(x)
     units = np.ones(len(x)) if units is None else units
     value = fun(start.params)
-    end, points = told(quadratic.first(start, value, units), fun)
+    end, points = completed(quadratic.first(start, value, units), fun)
     assert end.value == fun(end.params) <= value
     return end, 1 + len(points)
 

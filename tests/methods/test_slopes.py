@@ -7,7 +7,7 @@ from scipy.optimize import LbfgsInvHessProduct, rosen
 from radazo_jax._src.methods import slopes
 from radazo_jax._src.methods.contract import Box
 from radazo_jax._src.methods.points import Space, central, forward
-from tests.helpers.driver import drive, started, told
+from tests.helpers.driver import completed, drive, started
 
 D = 6
 WEIGHTS = np.logspace(0, 2, D)
@@ -69,7 +69,7 @@ def test_gradient_of_a_quadratic(take, dtype, box):
     space = Space.of(start, np.ones(D))
     length = 1e-6 if dtype == np.float64 else 1e-3
     part = take(x, quadratic(x), np.full(D, length), space)
-    found, points = told(part, quadratic)
+    found, points = completed(part, quadratic)
     # A forward difference is longer by s times the half of the second derivative.
     error = WEIGHTS * found.steps if take is forward else 0
     expected = 2 * WEIGHTS * (x - 1) + error
@@ -84,7 +84,7 @@ def test_differences_that_fail_are_taken_on_the_other_side():
     def fun(x):
         return quadratic(x) if np.all(x[:3] <= 0) else np.nan
 
-    found, _ = told(forward(x, quadratic(x), np.full(D, 1e-7), space), fun)
+    found, _ = completed(forward(x, quadratic(x), np.full(D, 1e-7), space), fun)
     np.testing.assert_allclose(found.gradient, -2 * WEIGHTS, rtol=1e-5)
     assert np.all(np.sign(found.steps) == np.r_[[-1] * 3, [1] * 3])
 

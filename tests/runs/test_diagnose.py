@@ -82,8 +82,8 @@ def test_a_smoothing_that_it_would_not_choose_is_named(fun, factors):
         found = zo.diagnose(
             fun, START, zo.forward_difference(smoothing=factor * chosen)
         )
-        told = [f"take smoothing={chosen:.2g}" in advice for advice in found.advice]
-        assert told == [True] * (not 1 / 2 <= factor <= 2)
+        advised = [f"take smoothing={chosen:.2g}" in advice for advice in found.advice]
+        assert advised == [True] * (not 1 / 2 <= factor <= 2)
 
 
 @pytest.mark.slow
@@ -214,8 +214,8 @@ def test_finds_what_is_rounded_away(distribution, share):
     estimator = zo.forward_difference(distribution, smoothing=1e-4)
     found = zo.diagnose(weighed, params, estimator)
     assert found.lost["['large']"] == share and found.lost["['small']"] < 1e-6
-    told = any("params['large'] loses 100%" in text for text in found.advice)
-    assert told == bool(share)
+    warned = any("params['large'] loses 100%" in text for text in found.advice)
+    assert warned == bool(share)
 
 
 RUN = zo.zo_sgd(1e-3), zo.forward_difference(zo.rademacher(), smoothing=1e-4)

@@ -100,9 +100,9 @@ def given() -> dict[str, np.ndarray]:
     for name, optimizer in [("rademacher", "radazo"), *((n, "zo_sgd") for n in names)]:
         estimator = zo.forward_difference(DISTRIBUTIONS[name], 8)
         run = zo.ask_tell(start, optimizers[optimizer], estimator)
-        for told in values:
+        for value in values:
             run.ask()
-            run.tell(told)
+            run.tell(value)
         result[f"{name} {optimizer}"] = np.asarray(run.params)
     return result
 

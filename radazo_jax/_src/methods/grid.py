@@ -56,7 +56,6 @@ _IDLE = 10
 
 NEIGHBORS = "no neighbor is better"
 SLOW = "models no longer help"
-_LOWER = "a lower value was found"
 
 
 class Grid(NamedTuple):
@@ -247,14 +246,12 @@ class Search:
 
     def first(self) -> np.ndarray:
         """Returns a point along each parameter, toward the middle of the bounds."""
-        x, n = self.known.best.params, len(self.grid.free)
-        middle = (self.grid.space.box.lower + self.grid.space.box.upper)[
-            self.grid.free
-        ] / 2
-        inward = np.where(x[self.grid.free] > middle, -1, 1)
+        x, free, box = self.known.best.params, self.grid.free, self.grid.space.box
+        middle = (box.lower + box.upper)[free] / 2
+        inward = np.where(x[free] > middle, -1, 1)
         moves = np.diag(inward * self.reach)
         ahead, back = self.grid.point(x, moves), self.grid.point(x, -moves)
-        i, free = np.arange(n), self.grid.free
+        i = np.arange(len(free))
         longer = abs(ahead - x)[i, free] >= abs(back - x)[i, free]
         return np.where(longer[:, None], ahead, back)
 
@@ -431,15 +428,15 @@ def _explored(known: Known, inner: Steps, descent: Callable[[str], Steps]) -> St
 
     def answer(asked: Ask) -> Part[np.ndarray]:
         nonlocal before, lowest, since
-        values = yield from known.told(asked)
+        values = yield from known.received(asked)
         since = 0 if known.best.value < lowest else since + 1
         lowest = known.best.value
         if since == _STALLED and lowest < before.value:
-            before = yield from descent(_LOWER)
+            before = yield from descent(slopes.LOWER)
             lowest = before.value
         return values
 
     end = yield from answered(inner, answer)
     if known.best.value < before.value:
-        before = yield from descent(_LOWER)
+        before = yield from descent(slopes.LOWER)
     return before._replace(reason=before.reason or end.reason)

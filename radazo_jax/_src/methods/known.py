@@ -57,11 +57,11 @@ class Known:
                 self._add(point, float(value))
         return np.array([self._at[point.tobytes()] for point in points])
 
-    def told(self, asked: Ask) -> Part[np.ndarray]:
+    def received(self, asked: Ask) -> Part[np.ndarray]:
         """Returns the values that a method receives, NaN if they failed."""
         values = yield from self.at(asked.points)
         return np.where(np.isfinite(values), values, np.nan)
 
     def steps(self, inner: Part[T]) -> Part[T]:
         """Takes the steps of a method, with values that are known."""
-        return (yield from answered(inner, self.told))
+        return (yield from answered(inner, self.received))

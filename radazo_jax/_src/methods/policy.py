@@ -258,7 +258,7 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
         inner = evolution.steps(ahead, best.value, units, sigma, population)
         found, interrupted = yield from _until(inner, limit, most)
         if interrupted and found.value < best.value:
-            before, reason = found.value, "a lower value was found"
+            before, reason = found.value, slopes.LOWER
             if not np.isfinite(best.value):
                 ahead = start._replace(params=found.params)
                 plan = yield from _first_values(method, ahead, before, before)

@@ -34,6 +34,7 @@ JUMPS = "slopes led to a jump"
 NOISE = "the value at one point changed"
 FIXED = "no parameter can move"
 FAILED = "the function failed at the start"
+LOWER = "a lower value was found"
 WITHIN = "neither the parameters nor the value moved beyond the tolerance"
 
 # A step is accepted if it lowers the value by this share of what the slope promises,
