@@ -60,7 +60,7 @@ def test_the_step_size_is_the_minimum_of_the_parabola():
     parabola = many.Parabola(other * square, before, along(other), other**2 * square)
     twice, _ = many.adapted(state, parabola, before, EPS)
     np.testing.assert_allclose(twice.size, minimum, rtol=1e-9)
-    flat = many.Parabola(fall=1.0, before=0.0, after=-1.0, square=state.size)
+    flat = many.Parabola(fall=2.0, before=0.0, after=-2.0, square=state.size)
     assert many.adapted(state, flat, 0.0, EPS)[0].size == 2 * state.size
 
 
@@ -170,19 +170,6 @@ def test_it_ends_by_itself(fun, most):
     assert run.reason == "a minimum was found" and run.count < most
     least = fun(np.ones(60))
     assert run.value <= least + 1e-9 * abs(least)
-
-
-def test_values_in_advance_do_not_change_the_run():
-    """`likely` are the next points, unless the step is not taken."""
-    steps = many.many()(started(np.zeros(120)))
-    ask, met, count = Ask(next(steps)), 0, 0
-    for _ in range(80):
-        likely = ask.likely
-        ask = steps.send(np.array([quadratic(x) for x in ask.points]))
-        if likely is not None:
-            count += 1
-            met += {x.tobytes() for x in ask.points} <= {x.tobytes() for x in likely}
-    assert count > 30 and met > 0.6 * count
 
 
 def test_memory_and_time_of_a_step_are_linear():

@@ -47,7 +47,7 @@ def method(start):
     rng, values = np.random.default_rng(process), np.ones(1)
     while values.min() > 0.3:
         points = start.round(rng.normal(size=(3 + process, 2)))
-        values = yield Ask(points, likely=points, center=points.mean(0) + process)
+        values = yield Ask(points, center=points.mean(0) + process)
     if process_fails:
         raise ValueError(f"of process {process}")
     return End(points[0], values[0], f"process {process} has ended")

@@ -81,16 +81,17 @@ class Ask(NamedTuple):
 
     Attributes:
       points: Points, float64, shape [n, d]. The method receives exactly their values.
-      likely: Points that the method may ask for next, shape [m, d], most likely first,
-        or `None`. A run with idle workers evaluates some of them in advance. They
-        change neither the values that the method receives nor the result.
       center: Estimate of the minimum, shape [d], or `None`. If the function is noisy,
         a run compares it with the best points at its end.
+      again: Whether the points are evaluated even if their values are known, as noise
+        requires.
+      fit: What a method of least squares knows of its fit, or `None`.
     """
 
     points: np.ndarray
-    likely: np.ndarray | None = None
     center: np.ndarray | None = None
+    again: bool = False
+    fit: Any = None
 
 
 class End(NamedTuple):
@@ -100,11 +101,13 @@ class End(NamedTuple):
       params: Best point, float64, shape [d].
       value: Value at the best point.
       reason: Reason for the end, a phrase such as "a minimum was found".
+      fit: What a method of least squares knows of its fit, or `None`.
     """
 
     params: np.ndarray
     value: float
     reason: str
+    fit: Any = None
 
 
 T = TypeVar("T")

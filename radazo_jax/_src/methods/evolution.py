@@ -165,11 +165,12 @@ class Evolution:
     def __call__(self, start: Start) -> Steps:
         x, gridded = start.params, np.any(start.step)
         # A second value says whether a point of a grid has one value.
-        values = yield np.stack([x, x]) if gridded else x[None]
+        values = yield Ask(np.stack([x, x]), again=True) if gridded else x[None]
         value = float(finite(values)[0])
         units = sizes(start, self.scale)
-        inner = steps(start, value, units, self.step_size, self.population)
-        if gridded and values[0] == values[1]:
+        noisy = bool(gridded and values[0] != values[1])
+        inner = steps(start, value, units, self.step_size, self.population, noisy)
+        if gridded and not noisy:
             inner = Known(x, value).steps(inner)
         return (yield from inner)
 
@@ -390,6 +391,7 @@ def steps(
     units: np.ndarray,
     sigma: float,
     population: int | None = None,
+    again: bool = False,
 ) -> Steps:
     """Takes the steps of CMA-ES; see `evolution`.
 
@@ -399,6 +401,7 @@ def steps(
       units: Sizes of the parameters, shape [d]; of a grid, at least its step.
       sigma: First step size, in units.
       population: Number of points per step.
+      again: Whether known points are evaluated again.
     """
     x, box = start.params, start.box
     units, least = np.maximum(units, start.step), DEVIATION * start.step
@@ -416,7 +419,7 @@ def steps(
     while True:
         y = state.drawn(start.rng.standard_normal((size, d)))
         points = point(state.mean + state.sigma * y)
-        values = yield Ask(points, center=point(state.mean))
+        values = yield Ask(points, point(state.mean), again)
         values = finite(values)
         order = np.argsort(values, kind="stable")
         y, values = y[order], values[order]

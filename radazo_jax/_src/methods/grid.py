@@ -257,7 +257,8 @@ class Search:
 
     def model(self) -> Model:
         """Returns the model about the best point, in units of the reach."""
-        (x, value, _), n, reach = self.known.best, len(self.grid.free), self.reach
+        x, value = self.known.best.params, self.known.best.value
+        n, reach = len(self.grid.free), self.reach
         points = np.array(self.known.points[-_LATEST:])
         values = np.array(self.known.values[-_LATEST:])
         moves = (points - x)[:, self.grid.free] / reach
@@ -349,7 +350,7 @@ def _step(at: Search, value: float, resolution: float) -> Part[bool]:
     if at.grid.numbers(at.known.best.params) != at.grid.numbers(best.params):
         at.tried = set()
         return False
-    found = (yield from at.known.at(points[:1], points[1:8]))[0]
+    found = (yield from at.known.at(points[:1]))[0]
     at.tried.add(at.grid.numbers(points[0]))
     if found < best.value:
         at.tried = set()
@@ -409,7 +410,7 @@ def minimized(
         start.report(f"evolution(step_size={_WIDE})", best.reason)
         ahead = start._replace(params=best.params)
         units = evolution.sizes(ahead, scale)
-        inner = evolution.steps(ahead, best.value, units, _WIDE, population)
+        inner = evolution.steps(ahead, best.value, units, _WIDE, population, noisy)
         count = len(known.values) if models else -1
         if models:
             best = yield from _explored(known, inner, descent)

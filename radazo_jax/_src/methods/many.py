@@ -11,7 +11,6 @@ import numpy as np
 
 from radazo_jax._src import checks
 from radazo_jax._src.methods.contract import (
-    Ask,
     Box,
     End,
     Method,
@@ -412,8 +411,7 @@ def steps(start: Start, value: float, num_directions: int | None = None) -> Step
             no_momentum = Lookahead(new, 0.0 if number < cycle else first)
             moved = ahead.moved(x, near, new, first) if number > cycle else no_momentum
             if np.any(new != near):
-                likely = around(moved.point(new), block, distance)
-                after = float((yield Ask(new[None], likely))[0])
+                after = float((yield new[None])[0])
                 parabola = _parabola(new - near, gradient, slope, before, after)
                 size, is_taken = adapted(size, parabola, highest, resolution)
                 if is_taken:

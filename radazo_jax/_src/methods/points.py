@@ -135,8 +135,7 @@ def forward(
     if not len(which):
         return Differences.none(x)
     first = steps.copy()
-    others = along(x, which, space.point(x - first)[which])
-    changes[which] = (yield Ask(along(x, which, ends[which]), others)) - value
+    changes[which] = (yield along(x, which, ends[which])) - value
     for share in _SHARES:
         failed = np.flatnonzero(~np.isfinite(changes))
         if not len(failed):

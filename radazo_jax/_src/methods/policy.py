@@ -116,7 +116,7 @@ class Untuned:
     scale: Any = 1.0
 
     def __call__(self, start: Start) -> Steps:
-        values = yield np.stack([start.params, start.params])
+        values = yield Ask(np.stack([start.params, start.params]), again=True)
         steps = _on_grid if np.any(start.step) else _run
         return (yield from scaled(functools.partial(steps, self, start), values))
 
@@ -255,7 +255,8 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
             sigma = plan.hidden(before - best.value)
         start.report(f"evolution(step_size={sigma:.2g})", best.reason or reason)
         ahead = start._replace(params=best.params)
-        inner = evolution.steps(ahead, best.value, units, sigma, population)
+        again = plan.noise > 0
+        inner = evolution.steps(ahead, best.value, units, sigma, population, again)
         found, interrupted = yield from _until(inner, limit, most)
         if interrupted and found.value < best.value:
             before, reason = found.value, slopes.LOWER
@@ -454,8 +455,7 @@ def _along_few(start: Start, unit: np.ndarray, best: End) -> Steps:
     )
 
     def answer(asked: Ask) -> Part[np.ndarray]:
-        others = (None if z is None else point(z) for z in asked[1:])
-        return (yield Ask(point(asked.points), *others))
+        return (yield Ask(point(asked.points), again=asked.again))
 
     end = yield from answered(many.steps(within, best.value), answer)
     return end._replace(params=point(end.params))

@@ -164,22 +164,18 @@ def line_search(
       tries: Number of shorter steps.
     """
 
-    def point(t: float) -> np.ndarray:
-        return space.point(x + t * direction)
-
-    def ahead(t: float, *others: float) -> Part[tuple[np.ndarray, float, float]]:
-        new = point(t)
-        likely = np.array([point(other) for other in others]) if others else None
-        at = float((yield Ask(new[None], likely))[0])
+    def ahead(t: float) -> Part[tuple[np.ndarray, float, float]]:
+        new = space.point(x + t * direction)
+        at = float((yield new[None])[0])
         return new, at if np.isfinite(at) else np.inf, float(gradient @ (new - x))
 
     t = 1.0
-    new, at, promised = yield from ahead(t, _FURTHER, _LONGEST, _SHORTEST)
+    new, at, promised = yield from ahead(t)
     if at <= value + _SUFFICIENT * promised:
         for _ in range(most):
             if at >= value + _ENOUGH * promised:
                 break
-            further, lower, promised = yield from ahead(_FURTHER * t, _FURTHER**2 * t)
+            further, lower, promised = yield from ahead(_FURTHER * t)
             if not lower < at:
                 break
             t, new, at = _FURTHER * t, further, lower
@@ -193,7 +189,7 @@ def line_search(
             share = -along * t / (2 * curve) if curve > 0 else _LONGEST
             share = float(np.clip(share, _SHORTEST, _LONGEST))
         t *= share
-        new, at, promised = yield from ahead(t, _LONGEST * t, _SHORTEST * t)
+        new, at, promised = yield from ahead(t)
         if at <= value + _SUFFICIENT * promised:
             return Searched(new, at)
         rounding = _ROUNDINGS * np.finfo(float).eps * abs(value)
@@ -358,7 +354,7 @@ def _without_a_step(
     if at.twosided and settled:
         return MINIMUM
     if searched.x is None and at.nowhere == 0:
-        again = float((yield at.x[None])[0])
+        again = float((yield Ask(at.x[None], again=True))[0])
         if abs(again - at.value) > at.resolution * abs(at.value):
             return NOISE
     if searched.lied and not (at.twosided or settled):

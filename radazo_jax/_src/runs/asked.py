@@ -251,24 +251,18 @@ class MethodSteps(OneByOne):
         return super().report()._replace(values=self._values_of_step)
 
     def _rows_at(self, points: np.ndarray) -> list[_Row] | None:
-        """The rows at points, and ahead at likely ones if there is room.
-
-        What is known already is not evaluated again.
-        """
+        """The rows at points. What is known already is not evaluated again."""
         rows = [self._ahead.pop(point.tobytes(), None) for point in points]
         missing = [i for i, row in enumerate(rows) if row is None]
         if missing:
-            likely = self._likely(len(missing))
-            together = np.concatenate([points[missing], likely])
-            outcome = self._evaluate.repeat(self._asker.vectors.trees(together))
+            outcome = self._evaluate.repeat(self._asker.vectors.trees(points[missing]))
             if outcome is None:
                 return None
             values, infos, failures = outcome
-            texts = [failures.get(i, "") for i in range(len(together))]
+            texts = [failures.get(i, "") for i in range(len(missing))]
             found = list(zip(values.tolist(), infos, texts, strict=True))
-            for i, row in zip(missing, found, strict=False):
+            for i, row in zip(missing, found, strict=True):
                 rows[i] = row
-            self._keep(likely, found[len(missing) :])
         return [row for row in rows if row is not None]
 
     def _keep(self, points: np.ndarray, rows: list[_Row]) -> None:
@@ -277,14 +271,6 @@ class MethodSteps(OneByOne):
             self._ahead[point.tobytes()] = row
         for old in list(self._ahead)[:-_AHEAD]:
             del self._ahead[old]
-
-    def _likely(self, count: int) -> np.ndarray:
-        """Likely next points for workers that would be idle, [m, d]."""
-        workers, likely = self._evaluate.workers, self._asker.asked.likely
-        if workers == 1 or likely is None:
-            return np.zeros((0, self._asker.dimension))
-        new = [point for point in likely if point.tobytes() not in self._ahead]
-        return np.array(new[: -count % workers]).reshape(-1, self._asker.dimension)
 
     # What a step is.
 

@@ -197,7 +197,7 @@ class Asker:
         found = from_first({name: np.asarray(x) for name, x in given.items()})
         if jax.process_index() == 0:
             return
-        self.asked = Ask(found["points"], found.get("likely"), found.get("center"))
+        self.asked = Ask(found["points"], found.get("center"))
         self.stages = [Stage(int(i), *map(str, words)) for i, *words in found["stages"]]
         if "end" in found:
             value, reason = float(found["value"]), str(found["reason"])
@@ -247,10 +247,9 @@ class Asker:
         """Returns what a method yields, if its points are as they must be."""
         if not isinstance(asked, Ask):
             asked = Ask(asked)
-        likely, center = asked.likely, asked.center
+        center = asked.center
         return Ask(
             self._checked_points(asked.points),
-            None if likely is None or not len(likely) else self._checked_points(likely),
             None if center is None else self.vectors.round(self._box.clip(center)),
         )
 
