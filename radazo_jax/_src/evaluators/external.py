@@ -5,12 +5,14 @@ import functools
 import inspect
 import math
 import reprlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -97,12 +99,13 @@ class External(Evaluator):
           interrupted: Asked now and then whether to stop.
         """
         if self.workers is None and self.executor is None:
-            run = functools.partial(_in_turn, fun, context, interrupted)
-            yield Calls(self, run, vector_valued)
+            call = functools.partial(_called, fun, context)
+            run = functools.partial(_in_turn, call, interrupted)
+            yield Calls(self, run, vector_valued, call, interrupted)
             return
         pool = pools.Pool(fun, self.workers, self.executor, self.timeout, interrupted)
         try:
-            yield Calls(self, pool.run, vector_valued, pool)
+            yield Calls(self, pool.run, vector_valued, pool=pool)
         finally:
             pool.close()
 
@@ -175,6 +178,8 @@ class Calls:
         evaluator: External,
         run: Callable[[list[Any]], list[Any] | None],
         vector_valued: bool,
+        call: Callable[[Any], Any] | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
         pool: pools.Pool | None = None,
     ):
         """Describes the calls.
@@ -183,23 +188,117 @@ class Calls:
           evaluator: The evaluator.
           run: Calls the function at points; `None` if it was interrupted.
           vector_valued: Whether the function may return several numbers for a point.
+          call: Calls the function at a point in this thread.
+          interrupted: Asked before each of these calls whether to stop.
           pool: The executor or the workers; `None` if points are evaluated in turn.
         """
         self._evaluator, self._run, self._pool = evaluator, run, pool
+        self._call, self._interrupted = call, interrupted
         self._vector_valued = vector_valued
         self._begun = self._works = False
 
     @property
-    def workers(self) -> int:
-        """The number of calls side by side, as far as it is known."""
-        if self._pool is None or self._evaluator.batched:
-            return 1
-        return self._pool.workers
+    def in_turn(self) -> bool:
+        """Whether each point is evaluated before the next one is chosen."""
+        return self._evaluator.in_turn
 
-    @property
-    def room(self) -> int | None:
-        """The number of points that are evaluated together at most; `None` for all."""
-        return 1 if self._evaluator.in_turn else self._evaluator.workers
+    def each(
+        self,
+        count: int,
+        one: Callable[[int], Any],
+        together: Callable[[], Any],
+        arrived: Callable[[int, "Reply"], bool],
+    ) -> bool:
+        """Evaluates points, and passes each reply on when it arrives.
+
+        Args:
+          count: The number of points, n.
+          one: `one(i)` makes a point, which the function may write to.
+          together: Makes all points, [n, …], for `batched` functions.
+          arrived: `arrived(i, reply)`, called in this thread once a point has a value
+            or has failed for the last time. If it returns True, no further point is
+            begun; those that run are waited for.
+
+        Returns:
+          Whether it was not interrupted.
+        """
+        if self._evaluator.batched:
+            return self._batch(count, together, arrived)
+        if self._call is not None:
+            return self._in_turn(count, one, self._call, arrived)
+        assert self._pool is not None
+        left, stops = list(range(count)), False
+        for attempt in range(1 + self._evaluator.retries):
+            failed: list[int] = []
+            is_last = attempt == self._evaluator.retries
+
+            def passed(
+                j: int,
+                result: Any,
+                seconds: float,
+                which: list[int] = left,
+                failed: list[int] = failed,
+                is_last: bool = is_last,
+            ) -> bool:
+                nonlocal stops
+                reply = _read(result, self._vector_valued)._replace(seconds=seconds)
+                if reply.problem and not is_last:
+                    failed.append(which[j])
+                else:
+                    stops = arrived(which[j], reply) or stops
+                return stops
+
+            if self._pool.run([one(i) for i in left], passed) is None:
+                return False
+            left = failed
+            if stops or not left:
+                break
+        return True
+
+    def _in_turn(
+        self,
+        count: int,
+        one: Callable[[int], Any],
+        call: Callable[[Any], Any],
+        arrived: Callable[..., bool],
+    ) -> bool:
+        """`each` in this thread."""
+        for i in range(count):
+            begun = time.perf_counter()
+            for _ in range(1 + self._evaluator.retries):
+                if self._interrupted():
+                    return False
+                reply = _read(call(one(i)), self._vector_valued)
+                if not reply.problem:
+                    break
+            reply = Reply(*reply[:-1], time.perf_counter() - begun)
+            if arrived(i, reply):
+                break
+        return True
+
+    def _batch(
+        self, count: int, together: Callable[[], Any], arrived: Callable[..., bool]
+    ) -> bool:
+        """`each` of a function that takes all points at once."""
+        begun = time.perf_counter()
+        for _ in range(1 + self._evaluator.retries):
+            if self._interrupted():
+                return False
+            found = self._called_once(together())
+            if found is None:
+                return False
+            parts = _split(found[0], count)
+            replies = [_read(part, self._vector_valued) for part in parts]
+            if not any(reply.problem for reply in replies):
+                break
+        seconds = (time.perf_counter() - begun) / count
+        for i, reply in enumerate(replies):
+            arrived(i, reply._replace(seconds=seconds))
+        return True
+
+    def _called_once(self, points: Any) -> list[Any] | None:
+        """The result of a call in this thread, or on an executor."""
+        return self._run([points]) if self._call is None else [self._call(points)]
 
     def evaluate(self, candidates: optax.Params) -> Outcome | None:
         """Evaluates points, and those that are the same once, unless `batched`.
@@ -240,7 +339,7 @@ class Calls:
           looks: The numbers of points after which mistakes are looked for, before the
             last point.
         """
-        results: dict[Any, _Result] = {}
+        results: dict[Any, Reply] = {}
         for end in (*looks, len(keys)):
             some = enumerate(keys[:end])
             missing = {key: i for i, key in some if key not in results}
@@ -256,26 +355,16 @@ class Calls:
             self._check_mistake(candidates, list(results.values()))
         return _outcome([results[key] for key in keys])
 
-    def _check_mistake(
-        self, candidates: optax.Params, results: "list[_Result]"
-    ) -> None:
+    def _check_mistake(self, candidates: optax.Params, results: "list[Reply]") -> None:
         """Raises if the function has done nothing so far but fail by mistakes."""
         self._begun = True
         self._works = self._works or any(x.mistake is None for x in results)
-        if self._works:
-            return
-        n, problem = len(results), results[0].problem.removeprefix("returned ")
-        where = f"all of the first {n} points" if n > 1 else "the first point"
-        is_list = isinstance(candidates, list)
-        advice = " fun gets a list, as params is: pass np.array(params)." * is_list
-        raise Mistake(
-            f"fun must return a number at {where}; got {problem.rstrip('.')}.{advice} "
-            "Correct fun: this error is a mistake in it, which ends the run."
-        ) from results[0].mistake
+        if not self._works:
+            raise_mistake(candidates, results)
 
     def _called(
         self, candidates: optax.Params, numbers: list[int]
-    ) -> "list[_Result] | None":
+    ) -> "list[Reply] | None":
         """The results at points by number; at all of them if they are `batched`."""
         batched = self._evaluator.batched
         points = [jax.tree.map(lambda x, i=i: x[i], candidates) for i in numbers]
@@ -287,42 +376,79 @@ class Calls:
         return [_read(result, self._vector_valued) for result in called]
 
 
-def _in_turn(
+def _called(
     fun: Callable[[optax.Params], Any],
     context: Callable[[], AbstractContextManager[Any]],
-    interrupted: Callable[[], bool],
-    points: list[Any],
+    point: Any,
+) -> Any:
+    """Calls a function at a point, within a context, which is the caller's."""
+    try:
+        with context():
+            return fun(point)
+    except (Exception, SystemExit) as error:
+        return failed(error)
+
+
+def _in_turn(
+    call: Callable[[Any], Any], interrupted: Callable[[], bool], points: list[Any]
 ) -> list[Any] | None:
-    """Calls a function at points, within a context, which is the caller's."""
+    """Calls a function at points, in this thread."""
     results: list[Any] = []
     for point in points:
         if interrupted():
             return None
-        try:
-            with context():
-                results.append(fun(copy(point)))
-        except Exception as error:
-            results.append(failed(error))
+        results.append(call(copy(point)))
     return None if interrupted() else results
 
 
-class _Result(NamedTuple):
-    """The result at a point.
+class Reply(NamedTuple):
+    """The reply of a function at a point.
 
     Attributes:
       value: The value or values.
       info: The other result of the function.
       problem: A text if the point failed.
       mistake: The error if the function is wrong, and not the point.
+      raised: Whether the function returned nothing.
+      dtype: The name of the dtype of the value if it is narrower than float64.
+      seconds: Duration, from the submission to an executor.
     """
 
     value: Any
     info: Any
     problem: str
     mistake: BaseException | None = None
+    raised: bool = False
+    dtype: str = ""
+    seconds: float = 0.0
 
 
-def _outcome(results: list[_Result]) -> Outcome:
+def raise_mistake(params: Any, replies: "list[Reply]") -> NoReturn:
+    """Raises the error of a function that has failed at all points by mistakes.
+
+    Args:
+      params: A point, or the parameters.
+      replies: The replies.
+    """
+    n, problem = len(replies), replies[0].problem.removeprefix("returned ")
+    where = f"all of the first {n} points" if n > 1 else "the first point"
+    advice = ""
+    if isinstance(params, list):
+        advice = " fun gets a list, as params is: pass np.array(params)."
+    elif "numpy.ndarray' object has no attribute 'at'" in problem:
+        advice = " fun gets NumPy arrays: pass jax.jit(fun)."
+    elif problem.startswith("an array of shape"):
+        advice = (
+            " Return one number: the sum of squares is np.sum(r**2). For residuals, "
+            "pass methods.least_squares()."
+        )
+    raise Mistake(
+        f"fun must return a number at {where}; got {problem.rstrip('.')}.{advice} "
+        "Correct fun: this error is a mistake in it, which ends the run."
+    ) from replies[0].mistake
+
+
+def _outcome(results: list[Reply]) -> Outcome:
     """The results; a point has failed if it has another number of values."""
     failures = {i: result.problem for i, result in enumerate(results) if result.problem}
     shape = next((np.shape(x.value) for x in results if np.ndim(x.value)), ())
@@ -342,7 +468,7 @@ def _split(result: Any, n: int) -> list[Any]:
         return [result] * n
     try:
         values, infos = _pair(result, n)
-        listed = values if isinstance(values, list | tuple) else np.asarray(values)
+        listed = values if isinstance(values, list | tuple) else unmasked(values)
         return list(zip(listed, [None] * n if infos is None else infos, strict=True))
     except Exception:
         problem = f"returned {_described(result)} for {n} points"
@@ -361,10 +487,12 @@ def _pair(result: Any, n: int) -> tuple[Any, Any]:
     return result, infos
 
 
-def _read(result: Any, vector_valued: bool) -> _Result:
+def _read(result: Any, vector_valued: bool) -> Reply:
     """Reads what a function returned for a point."""
+    if type(result) is float and math.isfinite(result):  # The usual case.
+        return Reply(result, None, "")
     if isinstance(result, Failed):
-        return _Result(np.nan, None, *result)
+        return Reply(np.nan, None, result.problem, result.error, raised=True)
     pair = isinstance(result, tuple) and len(result) == 2
     value, info = result if pair else (result, None)
     try:
@@ -380,11 +508,29 @@ def _read(result: Any, vector_valued: bool) -> _Result:
         return _wrong(f"{_described(value)}, which cannot be read as a number", info)
     if number is None:
         return _wrong(f"{_described(value)}, not a number", info)
-    return _Result(number, info, "" if np.isfinite(number) else f"returned {number}")
+    problem = "" if np.isfinite(number) else f"returned {number}"
+    return Reply(number, info, problem, dtype=narrow(value))
+
+
+def unmasked(values: Any) -> np.ndarray:
+    """Values as an array, in which masked ones, which have failed, are NaN."""
+    if isinstance(values, np.ma.MaskedArray):
+        return np.ma.filled(values.astype(np.float64), np.nan)
+    return np.asarray(values)
+
+
+def narrow(value: Any) -> str:
+    """The name of a floating-point dtype that is narrower than float64."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or getattr(dtype, "itemsize", 8) >= 8:
+        return ""
+    return str(dtype) if jnp.issubdtype(dtype, jnp.floating) else ""
 
 
 def _number(value: Any) -> float | None:
     """A real number, or an array of one, of any library; `None` if it is neither."""
+    if isinstance(value, np.ma.MaskedArray):
+        value = unmasked(value)
     shape = np.shape(value)
     is_one = hasattr(value, "__float__") or hasattr(value, "item")
     if not is_one or math.prod(shape) != 1:
@@ -400,20 +546,21 @@ def _number(value: Any) -> float | None:
     return float(value)
 
 
-def _wrong(returned: str, info: Any) -> _Result:
+def _wrong(returned: str, info: Any) -> Reply:
     """The result of a function that returned something else than a number."""
     problem = f"returned {returned}"
-    return _Result(np.nan, info, problem, TypeError(f"fun {problem}"))
+    return Reply(np.nan, info, problem, TypeError(f"fun {problem}"))
 
 
-def _vector(values: Any, info: Any) -> _Result:
+def _vector(values: Any, info: Any) -> Reply:
     """Reads several values of a point."""
-    array = np.asarray(values)
+    array = unmasked(values)
     if array.dtype.kind not in "fiub" or not array.size:
         return _wrong(f"{_described(values)}, not numbers", info)
     failed = int(np.sum(~np.isfinite(array)))
     problem = f"returned {failed} values of {array.size} that are not finite"
-    return _Result(array.astype(np.float64), info, problem if failed else "")
+    wide = array.astype(np.float64)
+    return Reply(wide, info, problem if failed else "", dtype=narrow(array))
 
 
 def _described(value: Any) -> str:

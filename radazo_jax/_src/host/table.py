@@ -273,13 +273,18 @@ class Table:
     """
 
     def __init__(
-        self, file: TableFile | None = None, evaluations: Evaluations | None = None
+        self,
+        file: TableFile | None = None,
+        evaluations: Evaluations | None = None,
+        evaluates_again: bool = True,
     ):
         """Takes the rows of a file, or of an earlier call.
 
         Args:
           file: The file, which was read; `None` without one.
           evaluations: The evaluations of an earlier call; `None` without one.
+          evaluates_again: Whether failures after the last finite value are evaluated
+            again.
         """
         self._file: TableFile | None = file
         self.line: dict[str, Any] = {}
@@ -300,7 +305,8 @@ class Table:
                 at_last.add((row.point, row.repeat))
             else:
                 at_last.discard((row.point, row.repeat))
-        self._again, self.num_read = at_last, len(self.rows)
+        self._again = at_last if evaluates_again else set()
+        self.num_read = len(self.rows)
 
     def begin(self, line: dict[str, Any]) -> None:
         """Begins to add rows.

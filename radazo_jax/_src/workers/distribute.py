@@ -16,7 +16,8 @@ from radazo_jax._src.names import checks_names
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import history, loop
 from radazo_jax._src.runs.history import History
-from radazo_jax._src.runs.journal import Journal, Path, Record, lowest
+from radazo_jax._src.runs.journal import Journal, Record, lowest
+from radazo_jax._src.runs.lines import Path
 from radazo_jax._src.runs.loop import Steps
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.stop import Budget
