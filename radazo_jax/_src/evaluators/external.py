@@ -87,6 +87,7 @@ class External(Evaluator):
         fun: Callable[[optax.Params], Any],
         *,
         vector_valued: bool = False,
+        residuals: bool = False,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Iterator["Calls"]:
@@ -95,17 +96,21 @@ class External(Evaluator):
         Args:
           fun: `fun(params)` returns a number, or a pair of a number and anything.
           vector_valued: Whether `fun` may return several numbers for a point.
+          residuals: Whether `fun` returns residuals: an array, or a tree of arrays.
           context: Makes the context of calls in this thread.
           interrupted: Asked now and then whether to stop.
         """
+        read: Callable[[Any], Reply] = _read_residuals
+        if not residuals:
+            read = functools.partial(_read, vector_valued=vector_valued)
         if self.workers is None and self.executor is None:
             call = functools.partial(_called, fun, context)
             run = functools.partial(_in_turn, call, interrupted)
-            yield Calls(self, run, vector_valued, call, interrupted)
+            yield Calls(self, run, read, call, interrupted)
             return
         pool = pools.Pool(fun, self.workers, self.executor, self.timeout, interrupted)
         try:
-            yield Calls(self, pool.run, vector_valued, pool=pool)
+            yield Calls(self, pool.run, read, pool=pool)
         finally:
             pool.close()
 
@@ -177,7 +182,7 @@ class Calls:
         self,
         evaluator: External,
         run: Callable[[list[Any]], list[Any] | None],
-        vector_valued: bool,
+        read: Callable[[Any], "Reply"],
         call: Callable[[Any], Any] | None = None,
         interrupted: Callable[[], bool] = lambda: False,
         pool: pools.Pool | None = None,
@@ -187,14 +192,14 @@ class Calls:
         Args:
           evaluator: The evaluator.
           run: Calls the function at points; `None` if it was interrupted.
-          vector_valued: Whether the function may return several numbers for a point.
+          read: Reads what the function returned for a point.
           call: Calls the function at a point in this thread.
           interrupted: Asked before each of these calls whether to stop.
           pool: The executor or the workers; `None` if points are evaluated in turn.
         """
         self._evaluator, self._run, self._pool = evaluator, run, pool
         self._call, self._interrupted = call, interrupted
-        self._vector_valued = vector_valued
+        self._read = read
         self._begun = self._works = False
 
     @property
@@ -241,7 +246,7 @@ class Calls:
                 is_last: bool = is_last,
             ) -> bool:
                 nonlocal stops
-                reply = _read(result, self._vector_valued)._replace(seconds=seconds)
+                reply = self._read(result)._replace(seconds=seconds)
                 if reply.problem and not is_last:
                     failed.append(which[j])
                 else:
@@ -268,7 +273,7 @@ class Calls:
             for _ in range(1 + self._evaluator.retries):
                 if self._interrupted():
                     return False
-                reply = _read(call(one(i)), self._vector_valued)
+                reply = self._read(call(one(i)))
                 if not reply.problem:
                     break
             reply = Reply(*reply[:-1], time.perf_counter() - begun)
@@ -288,7 +293,7 @@ class Calls:
             if found is None:
                 return False
             parts = _split(found[0], count)
-            replies = [_read(part, self._vector_valued) for part in parts]
+            replies = [self._read(part) for part in parts]
             if not any(reply.problem for reply in replies):
                 break
         seconds = (time.perf_counter() - begun) / count
@@ -373,7 +378,7 @@ class Calls:
             return None
         if batched:
             called = _split(called[0], len(numbers))
-        return [_read(result, self._vector_valued) for result in called]
+        return [self._read(result) for result in called]
 
 
 def _called(
@@ -510,6 +515,20 @@ def _read(result: Any, vector_valued: bool) -> Reply:
         return _wrong(f"{_described(value)}, not a number", info)
     problem = "" if np.isfinite(number) else f"returned {number}"
     return Reply(number, info, problem, dtype=narrow(value))
+
+
+def _read_residuals(result: Any) -> Reply:
+    """Reads residuals: a number, an array, or a tree of them."""
+    pair = isinstance(result, tuple) and len(result) == 2
+    value, info = result if pair else (result, None)
+    is_number = np.ndim(value) == 0 and not isinstance(value, dict)
+    if isinstance(result, Failed) or is_number:
+        return _read(result, vector_valued=False)
+    try:
+        leaves = [np.ravel(unmasked(x)) for x in jax.tree.leaves(value)]
+        return _vector(np.concatenate(leaves), info)
+    except Exception:
+        return _wrong(f"{_described(value)}, not residuals", info)
 
 
 def unmasked(values: Any) -> np.ndarray:

@@ -260,7 +260,7 @@ def ask_tell(
         method: Any = untuned() if optimizer is None else optimizer
         begin.check_method(method)
         begin.check_evaluations(evaluations)
-        problem = begin.problem(params, bounds, step, key)
+        problem = begin.problem(method, params, bounds, step, key)
         table = Table(None, evaluations)
         table.begin(problem.line)
         return AskTell(method, problem, table)

@@ -78,7 +78,11 @@ def check_evaluations(evaluations: Any, journal: Any = None) -> None:
 
 
 def problem(
-    params: optax.Params, bounds: Any, step: Any, key: jax.typing.ArrayLike
+    method: Method,
+    params: optax.Params,
+    bounds: Any,
+    step: Any,
+    key: jax.typing.ArrayLike,
 ) -> Problem:
     """The problem of a run, of arguments that are checked.
 
@@ -107,7 +111,7 @@ def problem(
         box.check_bounds(given, initial)
         in_trees = None if given is None else box.as_trees(given, initial)
         vectors = Vectors(initial, step)
-        line = line_of(vectors, typed, in_trees)
+        line = line_of(vectors, typed, in_trees, has_residuals(method))
         return Problem(vectors, vectors.box(given), typed, line)
 
 

@@ -147,8 +147,7 @@ def minimize(
     begin.check_method(method)
     checks.check_callback(callback)
     begin.check_evaluations(evaluations, journal)
-    given = begin.problem(params, bounds, step, key)
-    is_residual = begin.has_residuals(method)
+    given = begin.problem(method, params, bounds, step, key)
     with ExitStack() as stack:
         file = None
         if journal is not None:
@@ -161,7 +160,7 @@ def minimize(
         calls = stack.enter_context(
             evaluator.open(
                 fun,
-                vector_valued=is_residual,
+                residuals=begin.has_residuals(method),
                 interrupted=stack.enter_context(loop.interruptible()),
             )
         )

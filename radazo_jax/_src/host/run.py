@@ -79,6 +79,7 @@ class MethodRun(Steps):
         self._num_new, self._tells_again = 0, True
         self._works = False  # Whether the function has done more than fail by mistakes.
         self._mistakes = self._errors = 0
+        self._length: tuple[int, ...] = ()  # The number of residuals.
         self._error: BaseException | None = None
         self._is_interrupted = False
 
@@ -242,6 +243,7 @@ class MethodRun(Steps):
         held: list[tuple[Question, Reply]] = []
 
         def arrived(i: int, reply: Reply) -> bool:
+            reply = self._of_one_length(reply)
             if reply.mistake is not None and not self._works:
                 held.append((questions[i], reply))
                 return self._calls.in_turn
@@ -303,6 +305,17 @@ class MethodRun(Steps):
         if fails or self._error is not None or self.budget.seconds_left() <= 0:
             return True
         return self._tally.value_of(row) <= float(self.budget.progress.target)
+
+    def _of_one_length(self, reply: Reply) -> Reply:
+        """A reply, which is a mistake if it has another number of residuals."""
+        found = np.shape(reply.value)
+        if reply.problem or not self._residuals or not found:
+            return reply
+        self._length = self._length or found
+        if found == self._length:
+            return reply
+        text = f"returned {found[0]} residuals, and {self._length[0]} at another point"
+        return Reply(np.nan, reply.info, text, TypeError(f"fun {text}"))
 
     def _look(self, reply: Reply) -> None:
         """Tells of failures that are no property of a point, and ends the run."""

@@ -37,6 +37,7 @@ _COMPARED = {
     "key": "the key",
     "bounds": "the bounds",
     "step": "the step",
+    "residuals": "whether fun returns residuals",
 }
 
 
@@ -357,7 +358,8 @@ class Table:
         """Takes a row, which replaces a failure of the same question."""
         key = row.point, row.repeat
         place = self._places.get(key)
-        row.tries = bool(row.failure) + (0 if place is None else self.rows[place].tries)
+        before = 0 if place is None else self.rows[place].tries
+        row.tries = max(row.tries, before + bool(row.failure))
         if place is None:
             self._places[key] = len(self.rows)
             self.rows.append(row)
@@ -367,13 +369,16 @@ class Table:
         return row
 
 
-def line_of(vectors: Vectors, key: jax.Array, bounds: Any) -> dict[str, Any]:
+def line_of(
+    vectors: Vectors, key: jax.Array, bounds: Any, residuals: bool
+) -> dict[str, Any]:
     """The first line of a table, which describes its run.
 
     Args:
       vectors: The start and the grid.
       key: The key of the run.
       bounds: The bounds as trees like the parameters; `None` for none.
+      residuals: Whether values are residuals.
     """
     start = vectors.flat(vectors.tree)
     step: Any = vectors.one(vectors.step) if np.any(vectors.step) else None
@@ -386,6 +391,7 @@ def line_of(vectors: Vectors, key: jax.Array, bounds: Any) -> dict[str, Any]:
         "key": np.asarray(jax.random.key_data(key)).tolist(),
         "bounds": None if bounds is None else lines.texts(bounds),
         "step": None if step is None else lines.texts(step),
+        "residuals": residuals,
         **lines.about(),
     }
 
