@@ -43,8 +43,7 @@ class AskTell:
         self._method, self._problem = method, problem
         self._questions = begin.questions(method, problem, limited=False)
         self._residuals = begin.has_residuals(method)
-        value: Any = getattr(method, "value", None) if self._residuals else float
-        self._tally = Tally(self._questions.start.params, value)
+        self._tally = Tally(self._questions.start.params, begin.value_of(method))
         self._answers = Answers(table, self._tally, lambda questions: None)
         self._advance()
 

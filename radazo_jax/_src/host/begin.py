@@ -1,9 +1,11 @@
 """What `minimize` and `ask_tell` check before a method begins."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
 from radazo_jax._src import checks, shown, trees
@@ -59,6 +61,14 @@ def check_method(method: Any) -> None:
 def has_residuals(method: Method) -> bool:
     """Whether a method takes arrays of residuals."""
     return bool(getattr(method, "residuals", False))
+
+
+def value_of(method: Method) -> Callable[[Any], float]:
+    """The function that makes a number of what a row of the table has."""
+    if not has_residuals(method):
+        return float
+    value: Any = getattr(method, "value")  # noqa: B009  (A method need not have it.)
+    return lambda residuals: float(value(np.reshape(residuals, (1, -1)))[0])
 
 
 def check_evaluations(evaluations: Any, journal: Any = None) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from radazo_jax._src import checks, trees
 from radazo_jax._src.evaluators.external import Calls, Mistake, Reply, raise_mistake
+from radazo_jax._src.host import begin
 from radazo_jax._src.host.answers import Answer, Answers, Question, values_of
 from radazo_jax._src.host.questions import Questions
 from radazo_jax._src.host.table import Evaluations, Row, Table
@@ -62,12 +63,11 @@ class MethodRun(Steps):
           path: The path of the journal; `None` without one.
         """
         super().__init__(budget)
-        self._residuals = bool(getattr(method, "residuals", False))
-        value: Any = getattr(method, "value", None) if self._residuals else float
+        self._residuals = begin.has_residuals(method)
         self._questions, self._vectors, self._calls = questions, vectors, calls
         self._policy, self._path = policy, path
         self._where = "evaluations" if path is None else f"journal {path}"
-        self._tally = Tally(questions.start.params, value)
+        self._tally = Tally(questions.start.params, begin.value_of(method))
         self._answers = Answers(table, self._tally, self._evaluate)
         self._further: dict[bytes, list[float]] = {}  # Further values of points.
         self._confirmed: Candidate | None = None
