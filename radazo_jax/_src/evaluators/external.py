@@ -6,7 +6,7 @@ import inspect
 import math
 import reprlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, NoReturn
@@ -105,12 +105,11 @@ class External(Evaluator):
             read = functools.partial(_read, vector_valued=vector_valued)
         if self.workers is None and self.executor is None:
             call = functools.partial(_called, fun, context)
-            run = functools.partial(_in_turn, call, interrupted)
-            yield Calls(self, run, read, call, interrupted)
+            yield Calls(self, read, interrupted, call=call)
             return
         pool = pools.Pool(fun, self.workers, self.executor, self.timeout, interrupted)
         try:
-            yield Calls(self, pool.run, read, pool=pool)
+            yield Calls(self, read, interrupted, pool=pool)
         finally:
             pool.close()
 
@@ -181,38 +180,30 @@ class Calls:
     def __init__(
         self,
         evaluator: External,
-        run: Callable[[list[Any]], list[Any] | None],
         read: Callable[[Any], "Reply"],
+        interrupted: Callable[[], bool],
         call: Callable[[Any], Any] | None = None,
-        interrupted: Callable[[], bool] = lambda: False,
         pool: pools.Pool | None = None,
     ):
         """Describes the calls.
 
         Args:
           evaluator: The evaluator.
-          run: Calls the function at points; `None` if it was interrupted.
           read: Reads what the function returned for a point.
+          interrupted: Asked before each call whether to stop.
           call: Calls the function at a point in this thread.
-          interrupted: Asked before each of these calls whether to stop.
           pool: The executor or the workers; `None` if points are evaluated in turn.
         """
-        self._evaluator, self._run, self._pool = evaluator, run, pool
-        self._call, self._interrupted = call, interrupted
-        self._read = read
-        self._begun = self._works = False
-
-    @property
-    def in_turn(self) -> bool:
-        """Whether each point is evaluated before the next one is chosen."""
-        return self._evaluator.in_turn
+        self._evaluator, self._read, self._interrupted = evaluator, read, interrupted
+        self._call, self._pool = call, pool
+        self._works = False  # Whether the function has done more than fail by mistakes.
 
     def each(
         self,
         count: int,
         one: Callable[[int], Any],
         together: Callable[[], Any],
-        arrived: Callable[[int, "Reply"], bool],
+        arrived: Callable[[int, "Reply"], object],
     ) -> bool:
         """Evaluates points, and passes each reply on when it arrives.
 
@@ -226,46 +217,39 @@ class Calls:
 
         Returns:
           Whether it was not interrupted.
+
+        Raises:
+          Mistake: If the function has not returned a number yet, and fails at all
+            points by errors that do not depend on them. The first point is enough if
+            points are evaluated in turn. Nothing has arrived then.
         """
+        held: list[tuple[int, Reply]] = []
+
+        def passed(i: int, reply: Reply) -> bool:
+            held.append((i, reply))
+            self._works = self._works or reply.mistake is None
+            if not self._works:
+                return self._evaluator.in_turn
+            ends = [arrived(*each) for each in held]
+            held.clear()
+            return any(ends)
+
         if self._evaluator.batched:
-            return self._batch(count, together, arrived)
-        if self._call is not None:
-            return self._in_turn(count, one, self._call, arrived)
-        assert self._pool is not None
-        left, stops = list(range(count)), False
-        for attempt in range(1 + self._evaluator.retries):
-            failed: list[int] = []
-            is_last = attempt == self._evaluator.retries
-
-            def passed(
-                j: int,
-                result: Any,
-                seconds: float,
-                which: list[int] = left,
-                failed: list[int] = failed,
-                is_last: bool = is_last,
-            ) -> bool:
-                nonlocal stops
-                reply = self._read(result)._replace(seconds=seconds)
-                if reply.problem and not is_last:
-                    failed.append(which[j])
-                else:
-                    stops = arrived(which[j], reply) or stops
-                return stops
-
-            if self._pool.run([one(i) for i in left], passed) is None:
-                return False
-            left = failed
-            if stops or not left:
-                break
-        return True
+            completes = self._batch(count, together, passed)
+        elif self._call is not None:
+            completes = self._in_turn(count, one, self._call, passed)
+        else:
+            completes = self._on_pool(count, one, passed)
+        if held and completes:
+            _raise_mistake(one(0), [reply for _, reply in held])
+        return completes
 
     def _in_turn(
         self,
         count: int,
         one: Callable[[int], Any],
         call: Callable[[Any], Any],
-        arrived: Callable[..., bool],
+        passed: Callable[[int, "Reply"], bool],
     ) -> bool:
         """`each` in this thread."""
         for i in range(count):
@@ -276,109 +260,105 @@ class Calls:
                 reply = self._read(call(one(i)))
                 if not reply.problem:
                     break
-            reply = Reply(*reply[:-1], time.perf_counter() - begun)
-            if arrived(i, reply):
+            if passed(i, Reply(*reply[:-1], time.perf_counter() - begun)):
                 break
         return True
 
     def _batch(
-        self, count: int, together: Callable[[], Any], arrived: Callable[..., bool]
+        self,
+        count: int,
+        together: Callable[[], Any],
+        passed: Callable[[int, "Reply"], bool],
     ) -> bool:
         """`each` of a function that takes all points at once."""
-        begun = time.perf_counter()
+        begun, found = time.perf_counter(), []
+
+        def whole(i: int, result: Any, seconds: float) -> bool:
+            del i, seconds
+            found.append(result)
+            return False
+
         for _ in range(1 + self._evaluator.retries):
             if self._interrupted():
                 return False
-            found = self._called_once(together())
-            if found is None:
+            if self._call is not None:
+                found.append(self._call(together()))
+            elif self._pool is None or not self._pool.run([together()], whole):
                 return False
-            parts = _split(found[0], count)
-            replies = [self._read(part) for part in parts]
+            replies = [self._read(part) for part in _split(found[-1], count)]
             if not any(reply.problem for reply in replies):
                 break
         seconds = (time.perf_counter() - begun) / count
         for i, reply in enumerate(replies):
-            arrived(i, reply._replace(seconds=seconds))
+            passed(i, reply._replace(seconds=seconds))
         return True
 
-    def _called_once(self, points: Any) -> list[Any] | None:
-        """The result of a call in this thread, or on an executor."""
-        return self._run([points]) if self._call is None else [self._call(points)]
+    def _on_pool(
+        self,
+        count: int,
+        one: Callable[[int], Any],
+        passed: Callable[[int, "Reply"], bool],
+    ) -> bool:
+        """`each` on an executor."""
+        assert self._pool is not None
+        left, ends = list(range(count)), False
+        for attempt in range(1 + self._evaluator.retries):
+            which, left = left, []
+            is_last = attempt == self._evaluator.retries
 
-    def evaluate(self, candidates: optax.Params) -> Outcome | None:
+            def arrived(
+                j: int,
+                result: Any,
+                seconds: float,
+                which: list[int] = which,
+                left: list[int] = left,
+                is_last: bool = is_last,
+            ) -> bool:
+                nonlocal ends
+                reply = self._read(result)._replace(seconds=seconds)
+                if reply.problem and not is_last:
+                    left.append(which[j])
+                else:
+                    ends = passed(which[j], reply) or ends
+                return ends
+
+            if not self._pool.run([one(i) for i in which], arrived):
+                return False
+            if ends or not left:
+                break
+        return True
+
+    def evaluate(
+        self, candidates: optax.Params, distinct: bool = True
+    ) -> Outcome | None:
         """Evaluates points, and those that are the same once, unless `batched`.
 
         Each call gets a copy of its point, so the function may write to its argument.
 
         Args:
           candidates: The points, a tree of NumPy arrays, [n, …].
+          distinct: Whether points that are the same are evaluated once.
 
         Returns:
           The outcome at all points, or `None` if it was interrupted.
 
         Raises:
-          Mistake: If the function has not returned a number yet, and fails at all
-            points by errors that do not depend on them. At the first call of all, the
-            first point is enough if points are evaluated in turn.
+          Mistake: As `each`.
         """
         leaves = jax.tree.leaves(candidates)
         keys: list[Any] = list(range(len(leaves[0])))
-        if not self._evaluator.batched:
+        if distinct and not self._evaluator.batched:
             keys = [tuple(leaf[i].tobytes() for leaf in leaves) for i in keys]
-        first = self._evaluator.in_turn and not self._begun
-        return self._evaluated(candidates, keys, [1] if first else [])
-
-    def repeat(self, candidates: optax.Params) -> Outcome | None:
-        """Evaluates points, also those that are the same, as `evaluate` does once."""
-        keys = range(len(jax.tree.leaves(candidates)[0]))
-        return self._evaluated(candidates, keys, [])
-
-    def _evaluated(
-        self, candidates: optax.Params, keys: Sequence[Any], looks: list[int]
-    ) -> Outcome | None:
-        """The outcome at points, which are equal if their keys are.
-
-        Args:
-          candidates: The points.
-          keys: A key for each point.
-          looks: The numbers of points after which mistakes are looked for, before the
-            last point.
-        """
-        results: dict[Any, Reply] = {}
-        for end in (*looks, len(keys)):
-            some = enumerate(keys[:end])
-            missing = {key: i for i, key in some if key not in results}
-            for _ in range(1 + self._evaluator.retries):
-                found = self._called(candidates, list(missing.values()))
-                if found is None:
-                    return None
-                results.update(zip(missing, found, strict=True))
-                failed = {key: i for key, i in missing.items() if results[key].problem}
-                if not failed:
-                    break
-                missing = missing if self._evaluator.batched else failed
-            self._check_mistake(candidates, list(results.values()))
-        return _outcome([results[key] for key in keys])
-
-    def _check_mistake(self, candidates: optax.Params, results: "list[Reply]") -> None:
-        """Raises if the function has done nothing so far but fail by mistakes."""
-        self._begun = True
-        self._works = self._works or any(x.mistake is None for x in results)
-        if not self._works:
-            raise_mistake(candidates, results)
-
-    def _called(
-        self, candidates: optax.Params, numbers: list[int]
-    ) -> "list[Reply] | None":
-        """The results at points by number; at all of them if they are `batched`."""
-        batched = self._evaluator.batched
-        points = [jax.tree.map(lambda x, i=i: x[i], candidates) for i in numbers]
-        called = self._run([candidates] if batched else points)
-        if called is None:
+        places = {key: i for i, key in reversed(list(enumerate(keys)))}
+        which, replies = sorted(places.values()), {}
+        if not self.each(
+            len(which),
+            lambda j: jax.tree.map(lambda x: np.array(x[which[j]]), candidates),
+            lambda: copy(candidates),
+            lambda j, reply: replies.update({which[j]: reply}),
+        ):
             return None
-        if batched:
-            called = _split(called[0], len(numbers))
-        return [self._read(result) for result in called]
+        return _outcome([replies[places[key]] for key in keys])
 
 
 def _called(
@@ -392,18 +372,6 @@ def _called(
             return fun(point)
     except (Exception, SystemExit) as error:
         return failed(error)
-
-
-def _in_turn(
-    call: Callable[[Any], Any], interrupted: Callable[[], bool], points: list[Any]
-) -> list[Any] | None:
-    """Calls a function at points, in this thread."""
-    results: list[Any] = []
-    for point in points:
-        if interrupted():
-            return None
-        results.append(call(copy(point)))
-    return None if interrupted() else results
 
 
 class Reply(NamedTuple):
@@ -428,11 +396,11 @@ class Reply(NamedTuple):
     seconds: float = 0.0
 
 
-def raise_mistake(params: Any, replies: "list[Reply]") -> NoReturn:
+def _raise_mistake(params: Any, replies: "list[Reply]") -> NoReturn:
     """Raises the error of a function that has failed at all points by mistakes.
 
     Args:
-      params: A point, or the parameters.
+      params: A point.
       replies: The replies.
     """
     n, problem = len(replies), replies[0].problem.removeprefix("returned ")

@@ -37,12 +37,6 @@ threading.Thread(target=watch, daemon=True).start()
 """
 
 
-def _ignored(i: int, result: Any, seconds: float) -> bool:
-    """Ignores a result that arrives."""
-    del i, result, seconds
-    return False
-
-
 class _Lost(Failed):
     """A point that ran when its executor broke."""
 
@@ -93,23 +87,21 @@ class Pool:
             self._sender.prepare(executor)
 
     def run(
-        self, points: list[Any], arrived: Callable[..., bool] = _ignored
-    ) -> list[Any] | None:
+        self, points: list[Any], arrived: Callable[[int, Any, float], bool]
+    ) -> bool:
         """Calls the function at points.
 
         Args:
           points: The points.
-          arrived: `arrived(i, result, seconds)`, called in this thread when a result
-            arrives; if it returns True, no further point is submitted.
+          arrived: `arrived(i, result, seconds)`, called in this thread with each result
+            or `Failed`; if it returns True, no further point is submitted.
 
         Returns:
-          What it returned, or why not, as a `Failed`; `None` for a point that was not
-          submitted. `None` alone if it was interrupted.
+          Whether it was not interrupted.
 
         Raises:
           RuntimeError: If the executor is broken and cannot be made again.
         """
-        results: list[Any] = [None] * len(points)
         groups, broken, stops = [list(range(len(points)))], 0, False
         while groups and not stops:
             group = groups.pop()
@@ -119,7 +111,6 @@ class Pool:
                 j: int, result: Any, group: list[int] = group, begun: float = begun
             ) -> bool:
                 nonlocal stops
-                results[group[j]] = result
                 seconds = time.perf_counter() - begun
                 stops = arrived(group[j], result, seconds) or stops
                 return stops
@@ -127,7 +118,7 @@ class Pool:
             self._prepare()
             found = self._submitted([points[i] for i in group], passed)
             if found is None:
-                return None
+                return False
             lost, unasked = [], []
             for i, result in zip(group, found, strict=True):
                 if isinstance(result, _Unasked):
@@ -148,7 +139,7 @@ class Pool:
                 groups += _halves(lost)
             elif lost:
                 passed(0, found[0])
-        return results
+        return True
 
     def close(self) -> None:
         """Ends what was made; waits for nothing that hangs."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from radazo_jax._src import checks, trees
-from radazo_jax._src.evaluators.external import Calls, Mistake, Reply, raise_mistake
+from radazo_jax._src.evaluators.external import Calls, Mistake, Reply
 from radazo_jax._src.host import begin
 from radazo_jax._src.host.answers import Answer, Answers, Question, values_of
 from radazo_jax._src.host.questions import Questions
@@ -71,13 +71,13 @@ class MethodRun(Steps):
         self._answers = Answers(table, self._tally, self._evaluate)
         self._further: dict[bytes, list[float]] = {}  # Further values of points.
         self._confirmed: Candidate | None = None
+        self.best = self.best_of()
         self._used: list[Answer] = []  # The new ones of the latest step.
         self._seconds, self._shown = 0.0, 0.0
         # The latest answer that was read from a file, if it is to be compared.
         self._known: Answer | None = None
         self._compares, self._scale = path is not None, 0.0
         self._num_new, self._tells_again = 0, True
-        self._works = False  # Whether the function has done more than fail by mistakes.
         self._mistakes = self._errors = 0
         self._length: tuple[int, ...] = ()  # The number of residuals.
         self._error: BaseException | None = None
@@ -240,18 +240,6 @@ class MethodRun(Steps):
                 f"{self._where} has failures after its last finite value. They are "
                 "evaluated again, once, where the method asks for them."
             )
-        held: list[tuple[Question, Reply]] = []
-
-        def arrived(i: int, reply: Reply) -> bool:
-            reply = self._of_one_length(reply)
-            if reply.mistake is not None and not self._works:
-                held.append((questions[i], reply))
-                return self._calls.in_turn
-            self._works = True
-            some = [*held, (questions[i], reply)]
-            held.clear()
-            return any([self._write(*each) for each in some])
-
         points = [question.point for question in questions]
         vectors = self._vectors
         # What has arrived is used before an error is raised.
@@ -260,10 +248,8 @@ class MethodRun(Steps):
                 len(points),
                 lambda i: vectors.one(points[i]),
                 lambda: vectors.trees(np.array(points)),
-                arrived,
+                lambda i, reply: self._write(questions[i], reply),
             )
-            if held and not self._is_interrupted:
-                raise_mistake(vectors.tree, [reply for _, reply in held])
         except Mistake as mistake:
             self._error = _error(str(mistake), mistake.__cause__)
         except (RuntimeError, OSError) as error:
@@ -283,6 +269,7 @@ class MethodRun(Steps):
     def _write(self, question: Question, reply: Reply) -> bool:
         """Adds a row; returns whether the run ends here."""
         self._num_new += 1
+        reply = self._of_one_length(reply)
         is_mistake = reply.mistake is not None
         row = Row(
             question.name,
@@ -348,23 +335,14 @@ class MethodRun(Steps):
         assert known is not None
         replies: list[Reply] = []
 
-        def arrived(i: int, reply: Reply) -> bool:
-            del i
-            replies.append(reply)
-            return True
-
         vectors, point = self._vectors, known.question.point
         try:
             self._calls.each(
                 1,
                 lambda i: vectors.one(point),
                 lambda: vectors.trees(point[None]),
-                arrived,
+                lambda i, reply: replies.append(reply),
             )
-            for reply in replies:
-                if reply.mistake is not None:
-                    raise_mistake(vectors.tree, replies)
-                self._works = True
         except Mistake as mistake:
             raise RunError(str(mistake)) from mistake.__cause__
         except (RuntimeError, OSError) as error:

@@ -71,6 +71,7 @@ class Tally:
         number, self.count = self.count, self.count + 1
         value = self.value_of(row)
         row.is_used = True
+        info, row.info = row.info, None  # It may be large: the best points keep theirs.
         eps = float(jnp.finfo(row.dtype).eps) if row.dtype else _EPS
         # Several dtypes have the resolution of the widest one.
         self.resolution = min(eps, self.resolution or eps)
@@ -82,7 +83,7 @@ class Tally:
         first = self._first.setdefault(row.point, value)
         if abs(first - value) > _EQUAL * self.resolution * abs(value):
             self.is_noisy = True
-        new = Candidate(number, point, value, row.info)
+        new = Candidate(number, point, value, info)
         if value < self.best.value:
             self.best = new
         if len(self.lowest) < _CANDIDATES or value < self.lowest[-1].value:
