@@ -151,6 +151,18 @@ class Method(Protocol):
         ...
 
 
+def check_method(method: Any) -> None:
+    """Raises unless this is a method, and not a function that makes one."""
+    checks.check_called(method, "method")
+    of_train = hasattr(method, "update") or hasattr(method, "reduce")
+    if of_train or not callable(method):
+        got = type(method).__name__ if of_train else shown.part(method)
+        advice = " Pass an optimizer and an estimator to train." * of_train
+        raise TypeError(
+            f"method must be a method such as methods.untuned(); got {got}.{advice}"
+        )
+
+
 def is_method(optimizer: Any, estimator: Any) -> bool:
     """Whether a run is one of a method, and not of an optimizer."""
     checks.check_called(optimizer)

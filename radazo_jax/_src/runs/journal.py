@@ -150,7 +150,7 @@ class Journal:
                     raise ValueError(
                         "journal must be a file that a run wrote, or a new one; got "
                         f"{self.path!r}, which begins with {text[:20]!r}. Give another "
-                        "path." + checks.refer_to("minimize_black_box")
+                        "path." + checks.refer_to("train")
                     )
                 if not text.endswith(b"\n"):
                     self._check_torn(number, text)
@@ -197,7 +197,7 @@ class Journal:
         return ValueError(
             f"journal {self.path} is damaged in line {number + 1}: {problem}. Cut this "
             "line and those after it to continue from the step before."
-            + checks.refer_to("minimize_black_box")
+            + checks.refer_to("train")
         )
 
     def begin(self, line: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ class Result(NamedTuple):
       best: The best of all evaluated points. A compiled run keeps only its value, which
         may be below the loss at `params`.
       values: The value of each step's estimate, the loss before the step: [steps],
-        in the widest dtype of the parameters. In `minimize` without a journal, only
+        in the widest dtype of the parameters. In `train` without a journal, only
         the steps of this call count.
       num_evaluations: Number of evaluated points, including failed ones and those that
         measured the learning rate before the first step.
@@ -72,8 +72,8 @@ class Result(NamedTuple):
       stages: The stages of a method, and why each of them followed; empty unless it
         reports them, as `methods.untuned` does.
       workers: The part of each worker of `distribute`, by address.
-      learning_rate: The learning rate that `minimize` measured before the run on
-        minibatches, or found in the journal; otherwise `None`.
+      learning_rate: The learning rate that `train` measured before the first step, or
+        found in the journal; otherwise `None`.
     """
 
     params: optax.Params

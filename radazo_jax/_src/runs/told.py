@@ -315,16 +315,16 @@ def ask_tell(
 ) -> Told:
     """Minimizes a function that is evaluated by hand, or by anything else.
 
-    It takes the steps of `minimize` with the same arguments. Use it if evaluations are
-    replies of a cluster, measurements, or ratings of people. For a Python function, use
-    `minimize_black_box`.
+    It takes the steps of `minimize` or, with an optimizer, of `train`. Use it if
+    evaluations are replies of a cluster, measurements, or ratings of people. For a
+    Python function, use `minimize_black_box`.
 
     Args:
       params: The starting point, a tree of floating-point arrays. Not modified. NumPy's
         float64 is kept.
       optimizer: A method such as `methods.untuned()`, the default; or an Optax
         transformation such as `radazo(1e-3)`. The latter gets `value`, `grad` and
-        `slope` as extra arguments, as in `minimize`, and no `value_fn`.
+        `slope` as extra arguments, as in `train`, and no `value_fn`.
       estimator: An estimator, such as `forward_difference()`, if an Optax
         transformation is given.
       key: The key of the whole run; it is consumed.
@@ -340,7 +340,7 @@ def ask_tell(
     Returns:
       The run, a `Told`. Call `ask` for the points of a step, and `tell` their values.
       With an optimizer, both compile at their first call. Values that are not finite
-      are treated as by `minimize` with `on_failure="drop"`; `state.failures` counts
+      are treated as by `train` with `on_failure="drop"`; `state.failures` counts
       them.
 
     Raises:
@@ -423,17 +423,17 @@ def replay(
     """Rebuilds a run from the values in its journal, without an evaluation.
 
     Args:
-      journal: The file that `minimize` or `minimize_black_box` wrote.
+      journal: The file that `train`, `distribute` or a method's run wrote.
       params: The starting point of the run.
       optimizer: The optimizer or the method of the run, `None` if the run named none:
         the journal has the learning rate and the smoothing that were measured.
       estimator: The estimator, likewise.
       evaluator: The evaluator of the run. It evaluates nothing here, but determines how
         directions are stored, and so how their sums are rounded.
-      fun: The function, if `minimize` wrote the journal. It is traced and not
-        evaluated: `low_rank` perturbs the matrices that it multiplies.
-      sample: As in `minimize`, with `fun`.
-      bounds: As in `minimize_black_box`.
+      fun: The loss, if JAX traced it in the run. It is traced and not evaluated:
+        `low_rank` perturbs the matrices that it multiplies.
+      sample: As in `train`, with `fun`.
+      bounds: As in `train`.
       step: As in `minimize`.
       exact: Whether parameters must be bitwise equal to the run's before each step.
         They are equal with the same versions on the same kind of machine. Otherwise
@@ -453,7 +453,7 @@ def replay(
       >>> run = dict(optimizer=zo.radazo(1e-2), estimator=zo.forward_difference())
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = os.path.join(folder, "run.jsonl")
-      ...     result = zo.minimize(
+      ...     result = zo.train(
       ...         lambda x: jnp.sum(x**2),
       ...         jnp.ones(3),
       ...         **run,
