@@ -199,7 +199,7 @@ def reward(colors: Colors) -> plt.Figure:
         return -jnp.exp(-3 * jnp.abs(jnp.round(answers, 1) - target)).mean()
 
     estimator = zo.evolution_strategy(zo.gaussian(), 16, 0.1)
-    result = zo.minimize(
+    result = zo.train(
         negative,
         jnp.zeros(4),
         zo.radazo(1e-2, bias_correction=True),
@@ -289,7 +289,7 @@ TOOLS = {
     "optax": (2.2, 3.0, "jax.grad and Optax"),
     "radazo": (0.0, 0.0, "zo.value_and_grad\nand zo.radazo"),
     "shaping": (-2.2, 1.0, "zo.evolution_strategy"),
-    "many": (4.4, 2.0, "zo.minimize with\nzo.radazo"),
+    "many": (4.4, 2.0, "zo.train"),
     "workers": (4.4, 1.0, "zo.minimize_black_box\nwith workers, journal"),
     "minimize": (2.2, 0.0, "zo.minimize, or\nzo.minimize_black_box"),
 }

@@ -26,13 +26,13 @@ def loss(log_rates):
 if __name__ == "__main__":
     optimizer = zo.radazo(2e-2)  # A guess: the logarithms of rates change by 2 %.
     estimator = zo.central_difference(zo.coordinate(), num_directions=4, smoothing=1e-3)
-    result = zo.minimize_black_box(
+    result = zo.train(
         loss,
         np.zeros(4, np.float32),
         optimizer,
         estimator,
+        evaluator=zo.external(workers=2),
         num_steps=200,
         key=0,
-        workers=2,
     )
     print("rates:", np.exp(result.best.params), "loss:", result.best.value)

@@ -74,7 +74,7 @@ def main() -> None:
         )
         # A sixth of 1/L, with L = 82 for the largest curvature.
         rate = optax.cosine_decay_schedule(2e-3, 2000)
-        result = zo.minimize(
+        result = zo.train(
             loss, noisy, zo.zo_sgd(rate), estimator, num_steps=2000, key=0
         )
         error = jnp.sqrt(jnp.mean((result.params - jnp.sin(x)) ** 2))

@@ -82,7 +82,7 @@ def main() -> None:
     optimizer = zo.radazo(optax.cosine_decay_schedule(1e-2, 2000))
     central = zo.central_difference(SIGNS, smoothing=5e-2)
     for estimator in (central, WithoutOutliers(central), OneBit()):
-        result = zo.minimize(
+        result = zo.train(
             loss, jnp.zeros(50), optimizer, estimator, num_steps=2000, key=0
         )
         error = jnp.sqrt(jnp.mean((result.params - target) ** 2))

@@ -112,7 +112,7 @@ def main() -> None:
         "ES at Scale": es_at_scale(64, 0.5, 0.5),
         "QES": qes(64, 0.5, 0.01),
     }.items():
-        result = zo.minimize(loss, start, optimizer, estimator, num_steps=500, key=0)
+        result = zo.train(loss, start, optimizer, estimator, num_steps=500, key=0)
         print(f"{name}: loss {float(loss(result.params)):.2f}, was {loss(start):.2f}")
 
 

@@ -46,6 +46,7 @@ from radazo_jax._src.runs.diagnose import diagnose
 from radazo_jax._src.runs.learning_rate import find_learning_rate
 from radazo_jax._src.runs.smoothing import find_smoothing
 from radazo_jax._src.runs.told import replay
+from radazo_jax._src.runs.train import train
 from radazo_jax._src.steps.optax_wrapper import estimate_gradient
 from radazo_jax._src.steps.solver import solver
 from radazo_jax._src.steps.states import RunError
@@ -100,6 +101,7 @@ __all__ = [
     "sphere",
     "spsa",
     "stochastic_rounding",
+    "train",
     "value_and_grad",
     "vectorized",
     "zo_adamm",

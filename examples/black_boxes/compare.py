@@ -82,23 +82,27 @@ def decaying(rate: float, steps: int) -> optax.GradientTransformation:
 def radazo(problem: Problem, rate: float, budget: int, seed: int, pool: Any) -> Run:
     steps = max(1, budget // num_evaluations(problem.estimator, problem.params))
     method = decaying(rate, steps), problem.estimator
-    return _minimized(problem, *method, num_steps=steps, key=seed, executor=pool)
+    train = functools.partial(zo.train, evaluator=zo.external(executor=pool))
+    return _run(train, problem, *method, num_steps=steps, key=seed)
 
 
 def default(problem: Problem, scale: None, budget: int, seed: int, pool: Any) -> Run:
     del scale
-    return _minimized(problem, max_evaluations=budget, key=seed, executor=pool)
+    minimize = functools.partial(zo.minimize_black_box, executor=pool)
+    return _run(minimize, problem, max_evaluations=budget, key=seed)
 
 
-def _minimized(problem: Problem, *args: Any, **options: Any) -> Run:
-    """A run of `minimize_black_box`, given what follows the parameters."""
+def _run(
+    call: Callable[..., zo.runs.Result], problem: Problem, *args: Any, **options: Any
+) -> Run:
+    """A run by a function of radazo_jax, given what follows the parameters."""
     values: list[float] = []
 
     def keep(report: zo.runs.Report) -> None:
         found = report.values
         values.extend(found[~np.isnan(found)])  # Those that were evaluated.
 
-    result = zo.minimize_black_box(
+    result = call(
         *(problem.loss, problem.params, *args),
         progress=False,
         callback=keep,

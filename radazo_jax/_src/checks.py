@@ -56,7 +56,7 @@ def check_passed(**needed: Any) -> None:
         if given is None:
             call = "as update(updates, state, params)"
             if name != "params":
-                call = "as minimize does (value_fn only without a journal)"
+                call = "as train does (value_fn only without a journal)"
             raise ValueError(f"{name} must be passed to update, {call}; got None.")
 
 
@@ -200,16 +200,15 @@ def _check_number(
     return float(value)
 
 
-def check_called(optimizer: Any) -> None:
+def check_called(given: Any, name: str = "optimizer") -> None:
     """Raises if this is a function that makes optimizers or methods, uncalled."""
-    if not isinstance(optimizer, types.FunctionType):
+    if not isinstance(given, types.FunctionType):
         return
-    if optimizer.__module__.partition(".")[0] in ("radazo_jax", "optax"):
-        name = optimizer.__name__
+    if given.__module__.partition(".")[0] in ("radazo_jax", "optax"):
         raise TypeError(
-            "optimizer must be an Optax transformation such as radazo(1e-3), or a "
-            f"method such as methods.untuned(); got the function {name} without "
-            f"parentheses. Call it, as in {name}(...)."
+            f"{name} must be an object such as radazo(1e-3) or methods.untuned(); got "
+            f"the function {given.__name__} without parentheses. Call it, as in "
+            f"{given.__name__}(...)."
         )
 
 

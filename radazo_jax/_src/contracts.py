@@ -381,7 +381,7 @@ def check_evaluator(evaluator: Any, traces: bool = True) -> None:
         raise TypeError(
             "evaluator must be one for functions that JAX traces, such as "
             f"vectorized(batch_size=1); got {evaluator!r}, which calls Python "
-            "functions. Pass fun and the evaluator to minimize."
+            "functions. Pass fun and the evaluator to train."
         )
     check_fields(evaluator)
 

@@ -1,4 +1,4 @@
-"""Names of SciPy, Optuna and pycma: errors say what they are called here."""
+"""Arguments of other packages and of other functions: errors name the right place."""
 
 import functools
 import inspect
@@ -8,37 +8,55 @@ from typing import Any, ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+_CALLS = "It is an argument of minimize, and of external(...), an evaluator of train."
 _EVALUATIONS = "Pass max_evaluations."
 _KEY = "Pass key, an integer or jax.random.key(0)."
 _PROGRESS = "Pass progress."
 _SIGN = "Values are minimized: return -fun(x) to maximize."
-_TOLERANCE = "Pass tolerance."
-_WORKERS = "Pass workers to minimize_black_box."
+_TOLERANCE = "Pass methods.untuned(tolerance=...) to minimize."
+_TRAIN = "It is an argument of train."
+_UNTUNED = "It is an argument of methods.untuned(...), a method of minimize."
+_WORKERS = "Pass workers to minimize."
 _ARGUMENTS = {
     "args": "Close over them: pass lambda x: fun(x, *args).",
+    "batched": _CALLS,
+    "chunk_size": _TRAIN,
     "constraints": "Add a penalty to fun, or take COBYQA of SciPy.",
     "direction": _SIGN,
     "disp": _PROGRESS,
+    "estimator": _TRAIN,
+    "executor": _CALLS,
     "ftol": _TOLERANCE,
+    "has_aux": _TRAIN,
     "jac": "Leave it out: gradients are estimated from values.",
     "lr": "Pass learning_rate, an argument of optimizers such as radazo(1e-3).",
     "maxfev": _EVALUATIONS,
     "maxfun": _EVALUATIONS,
     "maximize": _SIGN,
     "maxiter": "Pass num_steps, or max_evaluations.",
-    "method": "Pass an optimizer and an estimator, such as radazo(1e-3) and "
-    "forward_difference(), or neither.",
+    "method": "Pass a method to minimize, and an optimizer and an estimator, such as "
+    "radazo(1e-3) and forward_difference(), to train.",
     "mu": "Pass smoothing, an argument of estimators such as forward_difference().",
     "n_calls": _EVALUATIONS,
     "n_jobs": _WORKERS,
     "n_trials": _EVALUATIONS,
+    "num_steps": _TRAIN,
     "num_workers": _WORKERS,
+    "optimizer": _TRAIN,
     "options": "Pass each option as an argument.",
     "random_state": _KEY,
+    "restarts": _UNTUNED,
+    "retries": _CALLS,
+    "sample": _TRAIN,
+    "scale": _UNTUNED,
     "seed": _KEY,
-    "sigma0": "Pass scale, the size of a typical change of each parameter.",
+    "sigma0": "Pass methods.untuned(scale=...), a typical change, to minimize.",
+    "step": "It is an argument of minimize.",
+    "timeout": _CALLS,
     "tol": _TOLERANCE,
+    "tolerance": _UNTUNED,
     "verbose": _PROGRESS,
+    "workers": _CALLS,
     "x0": "Pass params.",
 }
 
@@ -67,11 +85,16 @@ def check_arguments(function: Callable[..., Any], given: dict[str, Any]) -> None
 
 
 def checks_names(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Makes a function say what an argument of another package is called here."""
+    """Makes a function name the right place of an argument that it does not have."""
 
     @functools.wraps(function)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         check_arguments(function, kwargs)
+        if function.__name__ == "minimize" and len(args) > 3:
+            raise TypeError(
+                f"minimize must get at most 3 arguments without names; got {len(args)}."
+                " Pass an optimizer and an estimator to train."
+            )
         return function(*args, **kwargs)
 
     return checked

@@ -89,11 +89,12 @@ def test_numeric_checks_refuse_other_types_and_shapes():
 
 def _of_a_torn_journal(path):
     path.write_bytes(b'{"format":')
-    zo.minimize_black_box(
+    zo.train(
         np.sum,
         np.zeros(3, np.float32),
         zo.zo_sgd(0.1),
         zo.forward_difference(),
+        evaluator=zo.external(),
         num_steps=1,
         progress=False,
         journal=path,

@@ -282,7 +282,7 @@ def test_a_field_without_a_hash_is_refused(kind, setting):
     "call",
     [
         lambda made: zo.solver(loss, optax.sgd(0.1), made),
-        lambda made: zo.minimize(
+        lambda made: zo.train(
             loss, jnp.ones(3), optax.sgd(0.1), made, num_steps=1, key=0
         ),
         lambda made: zo.ask_tell(jnp.ones(3), optax.sgd(0.1), made),

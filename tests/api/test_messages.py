@@ -16,7 +16,7 @@ from flax import linen, nnx
 import radazo_jax as zo
 import radazo_jax.nnx as zo_nnx
 from radazo_jax.estimators import Estimate, sample_points
-from tests.helpers.short_runs import run
+from tests.helpers.short_runs import called, run
 
 X = np.ones((4, 3), np.float32)
 START = np.ones(3, np.float32)
@@ -90,12 +90,12 @@ def test_a_swapped_optimizer_and_estimator_are_recognized():
     swapped = (FORWARD, zo.radazo(1e-2))
     client = type("Client", (), {})()
     for call in (
-        lambda: zo.minimize(loss, START, *swapped),
-        lambda: zo.minimize_black_box(loss, START, *swapped),
+        lambda: zo.train(loss, START, *swapped),
+        lambda: called(loss, START, *swapped),
         lambda: zo.solver(loss, *swapped),
         lambda: zo.ask_tell(START, *swapped),
         lambda: zo.distribute(lambda: loss, START, *swapped, client=client),
-        lambda: zo.minimize(loss, START, estimator=zo.radazo(1e-2)),
+        lambda: zo.train(loss, START, estimator=zo.radazo(1e-2)),
         lambda: zo.value_and_grad(loss, zo.radazo(1e-2)),
         lambda: zo.estimate_gradient(zo.radazo(1e-2), key=0),
         lambda: zo.diagnose(loss, START, zo.radazo(1e-2), 0),
@@ -108,7 +108,7 @@ def test_a_function_without_parentheses_is_recognized(made):
     expected = f"the function {made.__name__} without parentheses. Call it"
     for call in (
         lambda: zo.minimize(loss, START, made),
-        lambda: zo.minimize(loss, START, made, FORWARD),
+        lambda: zo.train(loss, START, made, FORWARD),
         lambda: zo.solver(loss, made, FORWARD),
         lambda: zo.ask_tell(START, made),
     ):
@@ -116,8 +116,38 @@ def test_a_function_without_parentheses_is_recognized(made):
 
 
 def test_an_estimator_of_a_method_is_refused():
-    text = message(ValueError, zo.minimize, loss, START, zo.methods.slopes(), FORWARD)
+    text = message(ValueError, zo.ask_tell, START, zo.methods.slopes(), FORWARD)
     assert text.startswith("estimator must be None with a method")
+
+
+SLOPES, SGD = zo.methods.slopes(), zo.zo_sgd(1e-2)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: zo.minimize(loss, START, SGD), "to train."),
+        (lambda: zo.minimize(loss, START, FORWARD), "to train."),
+        (lambda: zo.minimize(loss, START, SGD, FORWARD), "to train."),
+        (lambda: zo.minimize(loss, START, optimizer=SGD), "argument of train."),
+        (lambda: zo.minimize(loss, START, estimator=FORWARD), "argument of train."),
+        (lambda: zo.minimize(loss, START, sample=jnp.sum), "argument of train."),
+        (lambda: zo.train(loss, START, SLOPES), "Pass a method to minimize."),
+        (lambda: zo.train(loss, START, SLOPES, FORWARD), "method to minimize."),
+        (lambda: zo.train(loss, START, method=SLOPES), "method to minimize,"),
+        (lambda: zo.train(loss, START, step=1.0), "argument of minimize."),
+        (lambda: zo.train(loss, START, workers=2), "external(...)"),
+        (lambda: zo.train(loss, START, tolerance=0.1), "methods.untuned(...)"),
+        (lambda: zo.solver(loss, SLOPES, FORWARD), "Pass a method to minimize."),
+    ],
+)
+def test_the_other_door_is_named(call, named):
+    assert named in message(TypeError, call)
+
+
+def test_the_optimizer_of_a_python_function_is_named_by_the_caller():
+    text = message(ValueError, called, loss, START)
+    assert text.startswith("optimizer must be given with an evaluator of Python fun")
 
 
 @pytest.mark.parametrize("key", [0, jax.random.key(0)], ids=str)
@@ -129,7 +159,7 @@ def test_a_key_that_is_params_is_named(key):
 
 RUNS = {
     "a method": lambda fun: zo.minimize(fun, START, progress=False),
-    "an optimizer": lambda fun: zo.minimize(fun, START, zo.radazo(1e-2)),
+    "an optimizer": lambda fun: zo.train(fun, START, zo.radazo(1e-2)),
     "a rate": lambda fun: zo.find_learning_rate(fun, START, 10),
     "a smoothing": lambda fun: zo.find_smoothing(fun, START),
     "a diagnosis": lambda fun: zo.diagnose(fun, START),
@@ -169,10 +199,11 @@ def _runs(fun, params):
         jax.jit(step)(init(params, 0))
 
     yield by_solver
-    yield lambda: zo.minimize(
+    yield lambda: zo.train(
         fun, params, zo.radazo(1e-2), FORWARD, num_steps=3, progress=False
     )
-    yield lambda: zo.minimize(fun, params, num_steps=3, progress=False)
+    yield lambda: zo.train(fun, params, num_steps=3, progress=False)
+    yield lambda: zo.minimize(fun, params, progress=False)
     yield lambda: zo.value_and_grad(fun, FORWARD)(0, params)
 
 
@@ -286,10 +317,8 @@ def test_what_reduce_returns_is_named(reduce, got):
     estimator = Wrong()
     runs = (
         lambda: zo.value_and_grad(loss, estimator)(0, START),
-        lambda: zo.minimize(loss, START, zo.radazo(1e-2), estimator, num_steps=2),
-        lambda: zo.minimize_black_box(
-            loss, START, zo.radazo(1e-2), estimator, num_steps=2
-        ),
+        lambda: zo.train(loss, START, zo.radazo(1e-2), estimator, num_steps=2),
+        lambda: called(loss, START, zo.radazo(1e-2), estimator, num_steps=2),
     )
     # One function looks at what is returned. Each kind of run calls it.
     for call in runs if reduce is _combination else runs[:1]:
@@ -366,11 +395,11 @@ def test_errors_name_docstrings_that_help_shows():
         assert getattr(zo, name).__doc__
 
 
-@pytest.mark.parametrize("call", [zo.minimize, zo.minimize_black_box])
+@pytest.mark.parametrize("call", [zo.train, zo.minimize, zo.minimize_black_box])
 @pytest.mark.parametrize(
     ("name", "ours"),
     [
-        *(("method", "optimizer"), ("x0", "params"), ("maxiter", "num_steps")),
+        *(("x0", "params"), ("maxiter", "num_steps")),
         *(("tol", "tolerance"), ("args", "fun"), ("seed", "key")),
         *(("n_trials", "max_evaluations"), ("lr", "learning_rate")),
         *(("mu", "smoothing"), ("sigma0", "scale")),
@@ -403,6 +432,7 @@ def test_attributes_of_other_packages_are_named():
 @pytest.mark.parametrize(
     "call",
     [
+        zo.train,
         zo.minimize,
         zo.minimize_black_box,
         lambda fun, start, **given: zo.distribute(
@@ -439,5 +469,5 @@ class Tensor:
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
 def test_parameters_of_other_kinds_are_converted_by_the_user(params, advice):
-    for call in (zo.minimize, zo.minimize_black_box):
+    for call in (zo.train, zo.minimize, zo.minimize_black_box):
         assert advice in message(TypeError, call, loss, params)

@@ -9,6 +9,7 @@ import pytest
 import radazo_jax as zo
 from radazo_jax._src import shown
 from tests.helpers.compare import Hashed
+from tests.helpers.short_runs import called
 
 SIZE = 500
 START = {"w": np.ones((50, SIZE // 50), np.float32), "b": np.ones(3, np.float32)}
@@ -28,9 +29,9 @@ def results():
     def outside(params):
         return params["w"].sum(), [params["w"]]  # Anything besides the value.
 
-    box = zo.minimize_black_box(outside, START, *method, **options)
+    box = called(outside, START, *method, **options)
     told = zo.ask_tell(START, *method)
-    return zo.minimize(traced, START, *method, **options), box, told
+    return zo.train(traced, START, *method, **options), box, told
 
 
 def test_say_the_steps_the_values_and_the_shapes(results):

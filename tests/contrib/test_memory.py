@@ -251,4 +251,4 @@ def test_a_surrogate_has_limits():
     with pytest.raises(ValueError, match=message):
         estimator.init(jnp.zeros(10_001))
     with pytest.raises(ValueError, match=message):
-        zo.minimize(jnp.sum, jnp.zeros(10_001), zo.radazo(0.1), estimator, num_steps=1)
+        zo.train(jnp.sum, jnp.zeros(10_001), zo.radazo(0.1), estimator, num_steps=1)

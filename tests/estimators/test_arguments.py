@@ -100,7 +100,7 @@ def test_float64_keeps_its_range(scale):
 
 def test_a_history_in_float64_keeps_its_range():
     with jax.enable_x64(True):
-        result = zo.minimize(
+        result = zo.train(
             lambda x: 2.0**200 * jnp.sum((x - 1) ** 2),
             jnp.zeros(3),
             zo.radazo(1e-2),

@@ -10,6 +10,7 @@ import pytest
 import radazo_jax as zo
 from tests.helpers.compare import Hashed
 from tests.helpers.relatives import PARAMS, Steps, flat
+from tests.helpers.short_runs import called
 from tests.helpers.tables import jit, mesh_of, slow
 
 START = np.zeros(6, np.float32)
@@ -76,15 +77,15 @@ ESTIMATOR = strategy(shaping=zo.shaping.by_group())
 @pytest.mark.slow
 def test_runs_with_prompts_are_one(tmp_path):
     """Compiled, as a black box, journaled and replayed."""
-    compiled = run(zo.minimize, of_prompts)
+    compiled = run(zo.train, of_prompts)
     first, last = tmp_path / "a", tmp_path / "b"
-    journaled = run(zo.minimize, of_prompts, journal=first)
+    journaled = run(zo.train, of_prompts, journal=first)
     np.testing.assert_allclose(journaled.params, compiled.params, rtol=1e-5)
     np.testing.assert_array_equal(compiled.history.evaluations, 6)
     state = zo.replay(first, START, zo.radazo(3e-2), ESTIMATOR)
     chex.assert_trees_all_equal(state, journaled.state)
-    run(zo.minimize_black_box, outside, 2, journal=last)
-    found = run(zo.minimize_black_box, outside, journal=last)
+    run(called, outside, 2, journal=last)
+    found = run(called, outside, journal=last)
     np.testing.assert_allclose(found.params, compiled.params, rtol=1e-4)
     assert found.num_evaluations == 24
     assert found.best.value == pytest.approx(np.mean(outside(found.best.params)))
@@ -127,7 +128,7 @@ def test_failed_values(tmp_path):
         return values
 
     path = tmp_path / "journal"
-    result = run(zo.minimize_black_box, fun, journal=path)
+    result = run(called, fun, journal=path)
     assert np.isfinite(result.params).all()
     assert int(result.state.failures.skipped) == 1
     np.testing.assert_array_equal(result.history.failed, [6, 4, 4, 4])
@@ -146,11 +147,9 @@ def test_other_estimators_refuse_several_values():
         told.ask()
         told.tell(np.zeros((11, 3)))
     with pytest.raises(zo.RunError, match=r"got \[.* of type list, not a number"):
-        zo.minimize_black_box(
-            outside, START, optimizer, plain, num_steps=1, progress=False
-        )
+        called(outside, START, optimizer, plain, num_steps=1, progress=False)
     with pytest.raises(ValueError, match=r"a scalar loss or a vector; got an array"):
-        run(zo.minimize, lambda x: of_prompts(x)[None])
+        run(zo.train, lambda x: of_prompts(x)[None])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 import radazo_jax as zo
 from tests.helpers.relatives import PARAMS, flat, make, quadratic
+from tests.helpers.short_runs import called
 from tests.helpers.tables import DISTRIBUTIONS, every, jit, slow
 
 # One object: another optimizer of Optax would have programs of its own.
@@ -24,7 +25,7 @@ def whole(params):
 
 def run(estimator, fun=whole, **options):
     options = {"progress": False, "num_steps": 6, "key": 3, **options}
-    return zo.minimize_black_box(fun, PARAMS, SGD, estimator, **options)
+    return called(fun, PARAMS, SGD, estimator, **options)
 
 
 @pytest.mark.slow

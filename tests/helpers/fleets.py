@@ -100,7 +100,7 @@ class Here:
         self.replicas.pop(address, None)
 
 
-def minimized(num_steps=3, fun=loss, estimator=ESTIMATOR):
+def trained(num_steps=3, fun=loss, estimator=ESTIMATOR):
     """The run of one process, by other programs."""
     return traced(fun, PARAMS, num_steps, (OPTIMIZER, estimator))
 

@@ -177,7 +177,7 @@ def test_no_point_is_evaluated_twice_but_the_start(name):
     seen = []
     run(
         lambda x: seen.append(x.tobytes()) or ripples(x),
-        np.zeros(3), optimizer=METHODS[name], step=[1, 0, 0.5], max_evaluations=300,
+        np.zeros(3), method=METHODS[name], step=[1, 0, 0.5], max_evaluations=300,
     )  # fmt: skip
     assert len(seen) - len(set(seen)) == 1
 
@@ -190,7 +190,7 @@ def test_points_lie_on_the_grid_and_within_bounds(name, dtype):
     result = run(
         lambda x: seen.append(x) or ripples(np.asarray(x, float)),
         np.array([0, 0, 1], dtype),
-        optimizer=METHODS[name],
+        method=METHODS[name],
         bounds=(lower, upper),
         step=[1, 0, 0.1],
         max_evaluations=150,
@@ -303,7 +303,7 @@ def test_a_method_of_a_user_gets_the_grid():
         yield start.params + np.array([[0.5, 0.5]])
 
     with pytest.raises(zo.RunError, match=r"yield rounded points"):
-        run(lambda x: float(x @ x), np.zeros(2), optimizer=method, step=[1, 0.5])
+        run(lambda x: float(x @ x), np.zeros(2), method=method, step=[1, 0.5])
 
 
 # --- Bad input --------------------------------------------------------------------
@@ -342,23 +342,22 @@ def test_a_start_off_the_grid_is_rounded_with_one_warning():
         run(of_tree, start, step=STEP, max_evaluations=40, state=result.state)
 
 
-@pytest.mark.parametrize("call", ["minimize", "ask_tell", "sample"])
+@pytest.mark.parametrize("call", ["train", "ask_tell"])
 def test_optimizers_refuse_a_step_and_name_methods(call):
     start, parts = np.zeros(2, np.float32), (zo.radazo(1e-2), zo.forward_difference())
-    with pytest.raises(ValueError, match=r"step must be None .* methods.untuned\(\)"):
+    if call == "ask_tell":
+        expected, message = ValueError, r"step must be None .* methods.untuned\(\)"
+    else:
+        expected, message = TypeError, "got step. It is an argument of minimize"
+    with pytest.raises(expected, match=message):
         if call == "ask_tell":
             zo.ask_tell(start, *parts, step=1)
-        elif call == "minimize":
-            zo.minimize(jnp.sum, start, *parts, step=1, num_steps=3)
         else:
-            zo.minimize(
-                lambda x, xi: jnp.sum(x), start, step=1, num_steps=3,
-                sample=lambda key: 0,
-            )  # fmt: skip
+            zo.train(jnp.sum, start, *parts, step=1, num_steps=3)
 
 
 @pytest.mark.parametrize("name", ["slopes", "many", "quadratic"])
 def test_methods_of_short_differences_refuse_a_step(name):
     method = getattr(zo.methods, name)()
     with pytest.raises(zo.RunError, match=rf"{name}\(\), which takes short diff"):
-        run(of_tree, TREE, optimizer=method, step=STEP)
+        run(of_tree, TREE, method=method, step=STEP)

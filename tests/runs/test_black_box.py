@@ -26,11 +26,12 @@ from tests.helpers.black_boxes import (
     traced,
 )
 from tests.helpers.compare import Hashed
+from tests.helpers.short_runs import called
 from tests.helpers.tables import every, slow
 
 
-def test_is_the_run_of_minimize():
-    compiled = zo.minimize(
+def test_is_the_run_of_a_traced_function():
+    compiled = zo.train(
         traced, START, OPTIMIZER, ESTIMATOR, num_steps=STEPS, key=0, progress=False
     )
     chex.assert_trees_all_equal(reference().state, compiled.state)
@@ -172,7 +173,7 @@ def not_picklable():
                     "workers must be None if",
                 ),
                 ({"batched": 1}, TypeError, "batched must be True or False"),
-                ({"fun": 3}, TypeError, "fun must be a function"),
+                ({"fun": 3}, TypeError, "loss must be a function"),
                 ({"bounds": (0.5, 1)}, ValueError, "params must lie within bounds"),
                 ({"bounds": (2, -2)}, ValueError, "lower 2.0 and upper -2.0 at params"),
                 ({"bounds": (np.nan, 2)}, ValueError, "got lower nan and upper"),
@@ -226,14 +227,14 @@ def calls_with(start):
     options = {"num_steps": 1, "progress": False}
     methods = zo.radazo(1e-2), zo.forward_difference(Hashed(), num_directions=1)
     return {
-        "minimize": lambda: zo.minimize(jnp.sum, start, *methods, **options),
-        "black box": lambda: zo.minimize_black_box(np.sum, start, *methods, **options),
+        "train": lambda: zo.train(jnp.sum, start, *methods, **options),
+        "black box": lambda: called(np.sum, start, *methods, **options),
         "ask_tell": lambda: zo.ask_tell(start, *methods),
         "diagnose": lambda: zo.diagnose(np.sum, start, methods[1]),
     }
 
 
-@pytest.mark.parametrize("name", ["minimize", slow("diagnose")])
+@pytest.mark.parametrize("name", ["train", slow("diagnose")])
 def test_float64_that_becomes_float32_is_noted_at_the_line_of_the_call(name):
     with warnings.catch_warnings(record=True) as noted:
         warnings.resetwarnings()  # Python's default: once for each line.
@@ -252,7 +253,7 @@ def test_float64_of_black_boxes_is_kept(name):
     assert params.dtype == np.float64
 
 
-@pytest.mark.parametrize("name", every(calls_with(None), "minimize", "black box"))
+@pytest.mark.parametrize("name", every(calls_with(None), "train", "black box"))
 def test_other_dtypes_are_not_noted(name):
     """Warnings are errors here. A Python number is no float64."""
     calls_with(np.zeros(3, np.float32))[name]()

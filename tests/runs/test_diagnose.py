@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers.short_runs import called
 from tests.helpers.tables import slow
 
 ESTIMATOR = zo.forward_difference(smoothing=0.1)
@@ -225,13 +226,9 @@ LARGE = {"large": jnp.full((64, 64), 1.5, jnp.bfloat16), "small": jnp.zeros(9)}
 @pytest.mark.parametrize(
     "begin",
     [
-        lambda: zo.minimize(weighed, LARGE, *RUN, num_steps=1, progress=False),
+        lambda: zo.train(weighed, LARGE, *RUN, num_steps=1, progress=False),
         slow(lambda: zo.solver(weighed, *RUN).init(LARGE, 0)),
-        slow(
-            lambda: zo.minimize_black_box(
-                lambda x: 0.0, LARGE, *RUN, num_steps=1, progress=False
-            )
-        ),
+        slow(lambda: called(lambda x: 0.0, LARGE, *RUN, num_steps=1, progress=False)),
     ],
 )
 def test_a_run_warns_of_what_is_rounded_away(begin):
@@ -249,7 +246,7 @@ def test_a_smoothing_that_was_measured_is_not_warned_of(recwarn):
         return jnp.mean(params.astype(jnp.float32) ** 2)
 
     options = {"sample": lambda key: 0.0, "num_steps": 3, "progress": False}
-    zo.minimize(loss, jnp.full(64, 1.5, jnp.bfloat16), **options)
+    zo.train(loss, jnp.full(64, 1.5, jnp.bfloat16), **options)
     assert not recwarn.list
 
 

@@ -63,7 +63,7 @@ def test_a_function_still_raises_its_own_errors():
         return np.float32(1e-30) * np.float32(1e-30) + x[0]
 
     with pytest.raises(zo.RunError, match="FloatingPointError: underflow"):
-        zo.minimize_black_box(fun, START, *METHOD, num_steps=3, progress=False)
+        short_runs.called(fun, START, *METHOD, num_steps=3, progress=False)
 
 
 @pytest.mark.slow
@@ -72,8 +72,6 @@ def test_a_compiled_run_and_its_measurements(factor):
     def fun(x):
         return jnp.float32(factor) * jnp.sum(x**2)
 
-    result = zo.minimize(
-        fun, START, *METHOD, num_steps=12, target=1e-45, progress=False
-    )
+    result = zo.train(fun, START, *METHOD, num_steps=12, target=1e-45, progress=False)
     assert repr(result)
     str(zo.diagnose(fun, START, METHOD[1], 0))

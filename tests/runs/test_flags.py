@@ -46,7 +46,7 @@ def loss(x):
 
 
 def run(estimator, params):
-    return zo.minimize(
+    return zo.train(
         loss, params, zo.radazo(1e-2), estimator, num_steps=2, progress=False
     ).params
 

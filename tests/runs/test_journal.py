@@ -77,7 +77,7 @@ def replayed(tmp_path, optimizer, estimator, fun=nested, **options):
         "b": jnp.ones(5),
     }
     path = tmp_path / "run.jsonl"
-    result = zo.minimize(
+    result = zo.train(
         *(fun, params, optimizer, estimator),
         num_steps=6,
         key=1,
@@ -303,7 +303,7 @@ with jax.set_mesh(jax.make_mesh((8,), ("x",))):
     params = jax.device_put(jnp.zeros(80_000), P("x"))
     loss = lambda p: jnp.sum((p - 1.0) ** 2)
     run = (params, optimizer, estimator)
-    zo.minimize(loss, *run, num_steps=600, journal=sys.argv[1], progress=False)
+    zo.train(loss, *run, num_steps=600, journal=sys.argv[1], progress=False)
     print(zo.replay(sys.argv[1], *run, fun=loss).step)
 """
 

@@ -27,12 +27,12 @@ def at(step, **failures):
     return state._replace(step=jnp.int32(step), failures=failed)
 
 
-def minimize(num_steps, state, fun=loss, optimizer=OPTIMIZER):
+def train(num_steps, state, fun=loss, optimizer=OPTIMIZER):
     return traced(fun, START, num_steps, (optimizer, ESTIMATOR), state=state)
 
 
 def test_the_last_steps_that_can_be_counted_are_taken():
-    result = minimize(3, at(MOST - 3))
+    result = train(3, at(MOST - 3))
     assert int(result.state.step) == MOST
     assert len(result.values) == 3
 
@@ -41,7 +41,7 @@ def test_the_last_steps_that_can_be_counted_are_taken():
 def test_a_run_that_would_be_too_long_is_refused(num_steps):
     """Beyond, each step would draw the directions of the last one."""
     with pytest.raises(ValueError, match="num_steps must end a run before 2"):
-        minimize(num_steps, at(MOST - 3))
+        train(num_steps, at(MOST - 3))
     with pytest.raises(ValueError, match=f"got {num_steps} after {MOST - 3}"):
         method = OPTIMIZER, ESTIMATOR
         run(lambda x: 0.0, START, num_steps, method, state=at(MOST - 3))
@@ -64,7 +64,7 @@ def test_failures_are_counted_up_to_the_last_number():
         return jnp.where(x[0] > 1e-9, jnp.inf, loss(x))
 
     standing = zo.zo_sgd(1e-20)
-    result = minimize(20, at(0, evaluations=MOST - 10), sometimes, standing)
+    result = train(20, at(0, evaluations=MOST - 10), sometimes, standing)
     assert len(result.values) == 20
     assert int(result.state.failures.evaluations) == MOST - 1
 

@@ -31,7 +31,7 @@ def run(fun=loss, start=START, **options):
     if "max_evaluations" not in options:
         options = {"num_steps": 12} | options
     options = {"estimator": ESTIMATOR, "progress": False} | options
-    return zo.minimize(fun, start, sample=sample, **options)
+    return zo.train(fun, start, sample=sample, **options)
 
 
 def rate(num_steps=12, **options):

@@ -19,6 +19,7 @@ import pytest
 import radazo_jax as zo
 from tests.helpers.compare import Hashed
 from tests.helpers.compiled import compilations
+from tests.helpers.short_runs import called
 
 START = jnp.zeros(20)
 OPTIMIZER = zo.radazo(1e-2)
@@ -36,7 +37,7 @@ def noisy_loss(x, xi):
 def run(num_steps, fun=loss, params=START, **kwargs):
     method = {"optimizer": OPTIMIZER, "estimator": ESTIMATOR}
     kwargs = {"progress": False, "key": 0, **method, **kwargs}
-    return zo.minimize(fun, params, num_steps=num_steps, **kwargs)
+    return zo.train(fun, params, num_steps=num_steps, **kwargs)
 
 
 def test_is_the_loop_written_by_hand():
@@ -126,7 +127,7 @@ def test_ctrl_c_from_outside_in_the_middle_of_a_chunk():
     program = textwrap.dedent(
         """
         import jax.numpy as jnp, radazo_jax as zo
-        result = zo.minimize(
+        result = zo.train(
             lambda x: jnp.sum(x**2), jnp.ones(1000), zo.radazo(1e-3),
             zo.forward_difference(), num_steps=10**9, progress=False,
             callback=lambda report: print("chunk", flush=True),
@@ -199,7 +200,7 @@ def test_progress_without_tqdm_is_a_line_a_chunk(capsys, monkeypatch):
         ({"params": {}}, ValueError, "empty tree"),
         ({"params": jnp.zeros(0)}, ValueError, "empty arrays in Array"),
         ({"params": jnp.arange(3)}, TypeError, "int32 at params"),
-        ({"fun": 3.0}, TypeError, "fun must be a function of params; got 3.0"),
+        ({"fun": 3.0}, TypeError, "loss must be a function of params; got 3.0"),
         ({"fun": lambda x: x}, ValueError, r"scalar loss; got an array of shape"),
         ({"optimizer": 1e-3}, TypeError, "optimizer must be an Optax .*; got 0.001"),
         ({"estimator": "fd"}, TypeError, "estimator must be a GradientEstimator.*'fd'"),
@@ -317,7 +318,7 @@ def test_arrays_that_were_donated_are_named():
     params = {"w": jnp.ones(20)}
     jax.jit(lambda x: x + 1, donate_argnums=0)(params["w"])
     call = {"num_steps": 2, "progress": False}
-    for drive in (zo.minimize, zo.minimize_black_box):
+    for drive in (zo.train, called):
         with pytest.raises(ValueError, match=r"donated.*params\['w'\].*jnp.copy"):
             drive(lambda p: loss(p["w"]), params, OPTIMIZER, ESTIMATOR, **call)
     kept = []

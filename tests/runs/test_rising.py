@@ -61,7 +61,7 @@ def sample(key):
 
 
 def run(fun, **options):
-    return zo.minimize(
+    return zo.train(
         fun, jnp.ones(16), sample=sample, num_steps=400, progress=False, **options
     )
 

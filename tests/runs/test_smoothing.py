@@ -189,7 +189,7 @@ def rows_of(key):
 
 def run(estimator=None, optimizer=None, **options):
     given = dict(sample=rows_of, num_steps=20, key=5, progress=False)
-    return zo.minimize(batch_loss, START, optimizer, estimator, **(given | options))
+    return zo.train(batch_loss, START, optimizer, estimator, **(given | options))
 
 
 @pytest.mark.slow

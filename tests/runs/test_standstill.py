@@ -35,8 +35,12 @@ def warned(run, *args, **kwargs):
     return result, texts
 
 
+def called(*args, **kwargs):
+    return zo.train(*args, evaluator=zo.external(), **kwargs)
+
+
 RUNS = pytest.mark.parametrize(
-    ("run", "fun"), [slow(zo.minimize_black_box, steps), (zo.minimize, traced)]
+    ("run", "fun"), [slow(called, steps), (zo.train, traced)]
 )
 
 
@@ -53,7 +57,7 @@ def test_a_run_that_stands_still_is_warned_about_once(run, fun):
 
 def test_a_journaled_compiled_run_is_warned_about(tmp_path):
     path = tmp_path / "run.jsonl"
-    _, texts = warned(zo.minimize, traced, START, *METHOD, num_steps=12, journal=path)
+    _, texts = warned(zo.train, traced, START, *METHOD, num_steps=12, journal=path)
     assert len(texts) == 1
 
 

@@ -10,18 +10,19 @@ import pytest
 
 import radazo_jax as zo
 from tests.helpers.black_boxes import ESTIMATOR, OPTIMIZER, START, fun, run, traced
+from tests.helpers.short_runs import called
 
 SIZE = 4  # Evaluations per step.
 
 
 def compiled(fun=traced, **options):
     options = {"progress": False, "key": 0, **options}
-    return zo.minimize(fun, START, OPTIMIZER, ESTIMATOR, **options)
+    return zo.train(fun, START, OPTIMIZER, ESTIMATOR, **options)
 
 
 def outside(fun=fun, **options):
     options = {"progress": False, "key": 0, **options}
-    return zo.minimize_black_box(fun, START, OPTIMIZER, ESTIMATOR, **options)
+    return called(fun, START, OPTIMIZER, ESTIMATOR, **options)
 
 
 each_run = pytest.mark.parametrize("run", [compiled, outside])

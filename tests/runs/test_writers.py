@@ -10,6 +10,7 @@ import pytest
 
 import radazo_jax as zo
 from tests.helpers.black_boxes import ESTIMATOR, OPTIMIZER, spawning
+from tests.helpers.short_runs import called
 from tests.helpers.tables import slow
 from tests.helpers.workers import Writer
 
@@ -25,9 +26,7 @@ WRITERS = [
 
 def run(fun, start, **options):
     options = {"progress": False, **options}
-    return zo.minimize_black_box(
-        fun, start, OPTIMIZER, ESTIMATOR, num_steps=3, key=0, **options
-    )
+    return called(fun, start, OPTIMIZER, ESTIMATOR, num_steps=3, key=0, **options)
 
 
 def pure(writer):

@@ -8,6 +8,7 @@ import scipy.optimize
 
 import radazo_jax as zo
 from radazo_jax._src.steps import box
+from tests.helpers.short_runs import called
 
 _PAIRS = [(0, 5), (6, 10)]
 _LOWER, _UPPER = np.transpose(_PAIRS).astype(np.float32)
@@ -21,16 +22,14 @@ def _away(x):
     return ((x - np.array([9.0, 2.0], np.float32)) ** 2).sum()
 
 
-def _minimized(bounds):
-    return zo.minimize(
+def _trained(bounds):
+    return zo.train(
         _away, _START, *_METHOD, num_steps=60, bounds=bounds, progress=False
     )
 
 
 def _black_box(bounds):
-    return zo.minimize_black_box(
-        _away, _START, *_METHOD, num_steps=60, bounds=bounds, progress=False
-    )
+    return called(_away, _START, *_METHOD, num_steps=60, bounds=bounds, progress=False)
 
 
 def _told(bounds):
@@ -48,7 +47,7 @@ def _solved(bounds):
     return state
 
 
-_RUNS = [_minimized, _solved, _told, _black_box]
+_RUNS = [_trained, _solved, _told, _black_box]
 
 
 @pytest.mark.parametrize("run", _RUNS)
@@ -60,7 +59,7 @@ def test_a_tuple_of_tuples_is_read_neither_as_pairs_nor_as_vectors(run):
 
 def test_replay_reads_pairs(tmp_path):
     given = dict(num_steps=2, journal=tmp_path / "run.jsonl", progress=False)
-    result = zo.minimize_black_box(_away, _START, *_METHOD, bounds=_PAIRS, **given)
+    result = called(_away, _START, *_METHOD, bounds=_PAIRS, **given)
     state = zo.replay(given["journal"], _START, *_METHOD, bounds=_PAIRS)
     np.testing.assert_array_equal(state.params, result.params)
 

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import radazo_jax as zo
+from tests.helpers.short_runs import called
 
 FLOAT4 = jnp.float4_e2m1fn
 # All sixteen numbers of the format, by the OCP specification of microscaling formats.
@@ -26,9 +27,7 @@ def test_a_run_on_four_bits_is_resumed_from_its_journal(tmp_path):
         return float(np.sum(p["b"] ** 2))
 
     def run(steps, **kwargs):
-        return zo.minimize_black_box(
-            fun, start, *method, num_steps=steps, progress=False, **kwargs
-        )
+        return called(fun, start, *method, num_steps=steps, progress=False, **kwargs)
 
     run(3, journal=tmp_path / "run")
     resumed = run(6, journal=tmp_path / "run").params

@@ -278,7 +278,7 @@ def test_an_update_without_a_combination_is_explained():
     optimizer = zo.radazo(1e-3, moments="replayed")
     state = optimizer.init(PARAMS)
     with pytest.raises(
-        TypeError, match=r"combination must be passed .* solver, minimize and "
+        TypeError, match=r"combination must be passed .* solver, train and "
     ) as caught:
         optimizer.update(PARAMS, state, PARAMS)
     assert "\n" not in str(caught.value)

@@ -47,10 +47,10 @@ def test_run_equals_that_of_one_process_bit_for_bit(name, tmp_path):
     assert int(state.step) == STEPS
 
 
-def test_run_is_that_of_minimize(tmp_path):
+def test_run_is_that_of_train(tmp_path):
     """Its programs round in other ways."""
     result = run(Here(), 3)
-    expected = fleets.minimized()
+    expected = fleets.trained()
     assert result.history.evaluations.tolist() == [5, 5, 5]
     # A value is a mean of 12 terms below 1, and a difference of two is divided by μ.
     rounding = 12 * 2**-24 / 5e-3
@@ -104,7 +104,7 @@ def test_journal_of_another_program_continues_from_its_values(tmp_path):
         "optimizer": zo.radazo(1e-2),
         "estimator": zo.forward_difference(zo.sphere(), 4),
     }
-    begun = zo.minimize(
+    begun = zo.train(
         *(fleets.loss, fleets.PARAMS, *run_of.values()),
         num_steps=6,
         evaluator=zo.vectorized(1),
@@ -301,7 +301,7 @@ def test_members_are_shared_out_in_whole_batches():
 def test_a_step_has_more_points_than_16_bits_number():
     estimator = zo.forward_difference(Hashed(), 2**16 + 4)
     result = run(Here(("a",)), 1, estimator=estimator, batch_size=2**14)
-    expected = fleets.minimized(1, estimator=estimator)
+    expected = fleets.trained(1, estimator=estimator)
     assert result.num_evaluations == 2**16 + 5 and not np.any(result.history.failed)
     chex.assert_trees_all_close(result.params, expected.params, rtol=1e-5)
 
@@ -311,14 +311,14 @@ def test_workers_that_stand_still_are_warned_about():
         run(Here(("a",)), 12, make_fun=lambda: lambda p: 0 * fleets.loss(p))
 
 
-def test_values_that_fail_are_dropped_as_by_minimize():
+def test_values_that_fail_are_dropped_as_by_train():
     def fails(params):
         value = fleets.loss(params)
         return jnp.where(params["b"][0] > 0, jnp.nan, value)
 
     here = Here(("a",))
     result = run(here, 3, make_fun=lambda: fails)
-    expected = fleets.minimized(fun=fails)
+    expected = fleets.trained(fun=fails)
     assert expected.state.failures.evaluations > 0
     chex.assert_trees_all_equal(result.state.failures, expected.state.failures)
     chex.assert_trees_all_close(result.params, expected.params, atol=1e-4)

@@ -19,7 +19,7 @@ import radazo_jax as zo
 zo.random.check_same_key(jax.random.key(7))
 zo.estimate_gradient(zo.forward_difference(), key=3)
 try:
-    zo.minimize(
+    zo.train(
         lambda p: p @ p, np.ones(3, np.float32), zo.radazo(1e-2),
         zo.forward_difference(), num_steps=1, key=process, progress=False,
     )
@@ -73,7 +73,7 @@ for process_fails in (False, True):
         mesh = jax.make_mesh((8,), ("k",))
         with jax.set_mesh(mesh):
             try:
-                found(zo.minimize(params=np.zeros(2, np.float32), optimizer=method,
+                found(zo.minimize(params=np.zeros(2, np.float32), method=method,
                                   progress=False, **options))
             except zo.RunError as error:
                 print(error)

@@ -81,7 +81,7 @@ def computed() -> dict[str, np.ndarray]:
         estimate = jax.jit(zo.value_and_grad(network, estimator))
         keep(f"estimate {name}", estimate(key, params))
         for run, fun in (("run", network), ("run on rounded values", rounded)):
-            ended = zo.minimize(
+            ended = zo.train(
                 *(fun, params, zo.radazo(1e-3), estimator),
                 num_steps=STEPS,
                 key=0,

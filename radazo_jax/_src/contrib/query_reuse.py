@@ -108,7 +108,7 @@ def query_reuse(
     Examples:
       >>> import jax, jax.numpy as jnp
       >>> import radazo_jax as zo
-      >>> result = zo.minimize(
+      >>> result = zo.train(
       ...     lambda x: jnp.sum((x - 1) ** 2),
       ...     jnp.zeros(3),
       ...     zo.radazo(1e-2),

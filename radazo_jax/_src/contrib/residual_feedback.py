@@ -80,7 +80,7 @@ def residual_feedback(
     Examples:
       >>> import jax, jax.numpy as jnp, optax
       >>> import radazo_jax as zo
-      >>> result = zo.minimize(
+      >>> result = zo.train(
       ...     lambda x: jnp.sum((x - 1) ** 2),
       ...     jnp.zeros(3),
       ...     optax.sgd(1e-2),

@@ -167,7 +167,7 @@ def variance_reduced(
       >>> data = jnp.arange(8.0)
       >>> def loss(x, i):
       ...     return jnp.sum((x - data[i]) ** 2)
-      >>> result = zo.minimize(
+      >>> result = zo.train(
       ...     loss,
       ...     jnp.zeros(2),
       ...     optax.sgd(3e-2),

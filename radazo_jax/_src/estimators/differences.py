@@ -136,7 +136,7 @@ def forward_difference(
     Directions along which the difference is not finite are left out, and K is the
     number of the remaining ones. If failures depend on the point, the estimate is
     biased: it describes the function at the points at which it can be evaluated. If no
-    direction remains, the gradient is NaN, and `minimize` skips the step.
+    direction remains, the gradient is NaN, and `train` skips the step.
 
     If f(θ; ξ) itself is not finite, the mean f̄ of the K finite values replaces it, in
     the estimate and as the value. This needs K ≥ 2. The estimate
@@ -152,7 +152,7 @@ def forward_difference(
       distribution: The distribution of the directions u.
       num_directions: K, the number of directions per estimate.
       smoothing: μ, how far from θ along u the function is evaluated; a positive
-        number in the units of the parameters. By default 5e-3, unless `minimize`
+        number in the units of the parameters. By default 5e-3, unless `train`
         measures the learning rate: it then measures μ, too, as `find_smoothing` does.
         5e-3 is for smooth functions and directions of length 1, as of `sphere`. Those
         of `gaussian`, `rademacher` and `low_rank` move each parameter by about μ: begin

@@ -105,7 +105,7 @@ def evolution_strategy(
 
     Values that are not finite have the weight zero, and n is the number of the
     remaining ones (n · G if there are several for each member). If none remains, the
-    gradient is zero, and `minimize` skips the step.
+    gradient is zero, and `train` skips the step.
 
     Args:
       distribution: The distribution of the directions u.
@@ -132,7 +132,7 @@ def evolution_strategy(
       >>> import radazo_jax as zo
       >>> def loss(x):  # One value for each of three prompts.
       ...     return jnp.stack([jnp.sum((x - t) ** 2) for t in (0.8, 1.0, 1.2)])
-      >>> result = zo.minimize(
+      >>> result = zo.train(
       ...     loss,
       ...     jnp.zeros(4),
       ...     zo.radazo(1e-2),

@@ -117,7 +117,8 @@ def of_params(
         raise TypeError(
             "fun must be a function that JAX can trace; got one that turns a traced "
             "array into a Python number or a NumPy array. Use jax.numpy in it, or "
-            "pass it to minimize_black_box." + checks.refer_to("minimize_black_box")
+            "pass it to minimize, or to train with evaluator=external()."
+            + checks.refer_to("minimize")
         ) from error
     except Exception as error:
         if isinstance(error, TypeError):

@@ -125,7 +125,7 @@ class External(Evaluator):
     ) -> tuple[Values, Any]:
         raise TypeError(
             f"fun must be evaluated outside of compiled programs by {self!r}; got a "
-            "call within one. Pass it to minimize_black_box."
+            "call within one. Pass it to train."
         )
 
 
@@ -139,8 +139,8 @@ def external(
     """Evaluates points by calls of a Python function that JAX need not trace.
 
     Without workers and without an executor, points are evaluated in turn in this
-    process. It is an evaluator of `minimize_black_box`, whose arguments of the same
-    names make it.
+    process. It is an evaluator of `train`; `minimize` has arguments of the
+    same names.
 
     Args:
       workers: Number of processes that evaluate points, which the package `loky` starts

@@ -14,8 +14,12 @@ from radazo_jax._src.host.questions import Questions
 from radazo_jax._src.host.table import Evaluations, line_of
 from radazo_jax._src.host.vectors import Vectors
 from radazo_jax._src.methods.contract import Box, Method
+from radazo_jax._src.methods.policy import Untuned
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.steps import box
+
+# Up to so many parameters, the default method runs.
+MOST = 10_000
 
 
 class Problem(NamedTuple):
@@ -49,11 +53,7 @@ def check_method(method: Any) -> None:
             f"{expected}; got a generator, which is a method that was called. Pass the "
             "method itself."
         )
-    if inspect.isfunction(method) and method.__module__.startswith("radazo_jax."):
-        raise TypeError(
-            f"{expected}; got the function {method.__name__} without parentheses. Call "
-            f"it, as in {method.__name__}(...)."
-        )
+    checks.check_called(method, "method")
     if not callable(method):
         raise TypeError(f"{expected}; got {shown.tree(method)}. {names}")
 
@@ -116,6 +116,7 @@ def problem(
                 "jax.grad; inside, use solver or value_and_grad."
             )
         checks.check_all_finite(initial)
+        _check_size(method, trees.size(initial))
         checks.warn_of_statistics(params)
         given = box.as_bounds(bounds)
         box.check_bounds(given, initial)
@@ -123,6 +124,15 @@ def problem(
         vectors = Vectors(initial, step)
         line = line_of(vectors, typed, in_trees, has_residuals(method))
         return Problem(vectors, vectors.box(given), typed, line)
+
+
+def _check_size(method: Method, size: int) -> None:
+    """Raises if the default method has more parameters than it is made for."""
+    if isinstance(method, Untuned) and size > MOST:
+        raise ValueError(
+            f"method must be named for more than {MOST:,} parameters; got {method!r} "
+            f"for {size:,}. Pass methods.many(), or pass a loss to train."
+        )
 
 
 def questions(method: Method, given: Problem, limited: bool) -> Questions:

@@ -5,8 +5,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from radazo_jax._src import checks, shown
-
 
 class Box(NamedTuple):
     """Bounds of the parameters.
@@ -152,17 +150,3 @@ class Method(Protocol):
         A value is NaN if the function failed at its point.
         """
         ...
-
-
-def is_method(optimizer: Any, estimator: Any) -> bool:
-    """Whether a run is one of a method, and not of an optimizer."""
-    checks.check_called(optimizer)
-    if optimizer is None:
-        return estimator is None
-    found = callable(optimizer) and not hasattr(optimizer, "update")
-    if found and estimator is not None:
-        raise ValueError(
-            "estimator must be None with a method, which chooses its points; got "
-            f"{shown.part(estimator)}. Leave it out, or name an optimizer."
-        )
-    return found

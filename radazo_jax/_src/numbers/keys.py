@@ -77,7 +77,7 @@ def check_same_key(key: jax.typing.ArrayLike, name: str = "key") -> jax.Array:
     Every process draws all directions itself. Processes with different keys would take
     different steps without an error. In a run of several processes all of them must
     call this function, as with any collective; with one process it does nothing.
-    `minimize` and `estimate_gradient` call it.
+    `train`, `minimize` and `estimate_gradient` call it.
 
     Args:
       key: A typed key, a raw `uint32[2]` key, or an integer seed. Not consumed. A

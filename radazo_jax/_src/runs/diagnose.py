@@ -126,8 +126,8 @@ def diagnose(
     `stages` of its result name it.
 
     Args:
-      fun: A function of the parameters, as in `minimize` or `minimize_black_box`. One
-        that JAX can trace is compiled.
+      fun: A function of the parameters, as in `train` or `minimize`. One that JAX can
+        trace is compiled.
       params: θ, a tree of floating-point arrays.
       estimator: The estimator of the run; by default `forward_difference()`.
       key: A key; it is consumed.

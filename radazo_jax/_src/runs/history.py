@@ -130,7 +130,7 @@ def scalars(state: object) -> dict[str, jax.Array | np.ndarray]:
     Returns:
       Name -> a scalar, an array of shape (). The name is the name of the field, or the
       path if another field has this name. They are the state's own arrays: in a
-      callback of `minimize`, copy what you keep by `jax.device_get`.
+      callback of `train`, copy what you keep by `jax.device_get`.
 
     Examples:
       >>> import jax.numpy as jnp, optax

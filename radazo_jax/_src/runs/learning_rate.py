@@ -177,12 +177,12 @@ def find_learning_rate(
 
     Use it for losses on minibatches, or if nothing is known of the scale of the
     parameters. It takes 17 to 104 evaluations in most cases, 220 more for μ, and the
-    memory of an evaluation. `minimize` uses it on minibatches by itself. For a smooth
-    function without noise, the default method of `minimize` needs no learning rate.
+    memory of an evaluation. `train` uses it if no optimizer is named. The default
+    method of `minimize` needs no learning rate.
 
     Args:
       fun: The loss, `fun(params)` or, with `sample`, `fun(params, batch)`, as in
-        `minimize`.
+        `train`.
       params: θ at the start of the run: a tree of floating-point arrays.
       num_steps: T, the number of steps of the run, at least 2. If it is `None`, the
         rate is η at T = 400, and falls as 1/√(1 + t/100).

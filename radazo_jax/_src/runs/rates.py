@@ -164,7 +164,7 @@ class Advice(NamedTuple):
         return (
             f"Measured at the start: radazo({found.learning_rate:.2g}) with "
             f"smoothing={found.smoothing:.2g}. Without an optimizer and a smoothing, "
-            "minimize takes these."
+            "train takes these."
         )
 
 

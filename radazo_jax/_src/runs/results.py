@@ -70,7 +70,7 @@ class Result(NamedTuple):
       best: The best of all evaluated points. A compiled run keeps only its value, which
         may be below the loss at `params`.
       values: The value of each step's estimate, the loss before the step: [steps],
-        in the widest dtype of the parameters. In `minimize` without a journal, only
+        in the widest dtype of the parameters. In `train` without a journal, only
         the steps of this call count.
       num_evaluations: Number of evaluated points, including failed ones and those that
         measured the learning rate before the first step.

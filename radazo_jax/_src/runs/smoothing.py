@@ -127,12 +127,12 @@ def find_smoothing(
     two.
 
     Use it for networks with rounding, signs or spikes, in loops that name an optimizer.
-    `minimize` and `find_learning_rate` measure μ by themselves. It takes 220
+    `train` and `find_learning_rate` measure μ by themselves. It takes 220
     evaluations, and the memory of an evaluation.
 
     Args:
       fun: The loss, `fun(params)` or, with `sample`, `fun(params, batch)`, as in
-        `minimize`.
+        `train`.
       params: θ at the start of the run: a tree of floating-point arrays.
       sample: `sample(key)` returns a minibatch.
       key: A key; it is consumed.

@@ -56,7 +56,7 @@ def solver(
     A step samples points, evaluates the function at them, estimates the gradient, and
     updates the parameters. `jit` compiles it to one program. It works under `lax.scan`,
     under `vmap` over keys, learning rates and starting points, on sharded parameters,
-    and with a donated state. Use it for custom training loops; `minimize` is a loop
+    and with a donated state. Use it for custom training loops; `train` is a loop
     around the same step, and takes the same steps bit for bit.
 
     A step in which no value can be used is skipped: neither the parameters nor the

@@ -196,9 +196,10 @@ def check_run(optimizer: Any, estimator: Any, evaluator: Any = vectorized()) -> 
             "GradientEstimator. Are optimizer and estimator swapped?"
         )
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        advice = " Pass a method to minimize." * callable(optimizer)
         raise TypeError(
             "optimizer must be an Optax transformation such as radazo(1e-3); got "
-            f"{optimizer!r}."
+            f"{optimizer!r}.{advice}"
         )
     check_estimator(estimator)
     check_evaluator(evaluator)

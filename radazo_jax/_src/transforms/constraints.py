@@ -109,7 +109,7 @@ def keep_params_in(
     the two projections differ, and this function uses the Euclidean one.
 
     The function is evaluated at points around θ that may lie outside of the set;
-    `bounds` of `minimize_black_box` and `ask_tell` moves them into a box.
+    `bounds` of `train` and `ask_tell` moves them into a box.
 
     Args:
       projection: `projection(params)` returns the closest point of the set, as the

@@ -51,7 +51,7 @@ def chain_in_place(
     `optax.chain` passes a tree of updates from one transformation to the next. If the
     first one can add its updates to the parameters block by block, as
     `scale_by_replayed_radazo` can, this chain applies the others to each block, so
-    that `solver` and `minimize` never hold a tree of updates. It computes what
+    that `solver` and `train` never hold a tree of updates. It computes what
     `optax.chain` computes, and everywhere else it is one.
 
     Use it for learning rates, schedules, weight decay and `stochastic_rounding`. A
@@ -79,7 +79,7 @@ def chain_in_place(
       ...     optax.add_decayed_weights(1e-4),
       ...     optax.scale_by_learning_rate(optax.linear_schedule(0.02, 0.0, 300)),
       ... )
-      >>> result = zo.minimize(
+      >>> result = zo.train(
       ...     lambda x: jnp.sum(x**2),
       ...     jnp.ones((8, 4)),
       ...     optimizer,

@@ -67,7 +67,7 @@ def radazo(
 
     Returns:
       The optimizer, an `optax.GradientTransformationExtraArgs`. With replayed moments,
-      its update needs the extra argument `combination`, which `solver`, `minimize` and
+      its update needs the extra argument `combination`, which `solver`, `train` and
       `estimate_gradient(inner=...)` pass.
 
     Raises:

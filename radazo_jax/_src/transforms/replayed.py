@@ -169,8 +169,8 @@ def scale_by_replayed_radazo(
     moment of a leaf with fewer axes is kept whole, as by `scale_by_radazo`.
 
     Use it if the two moments of `scale_by_radazo` do not fit into memory. `solver`,
-    `minimize`, `ask_tell` and `minimize_black_box` add its updates to the parameters
-    block by block, so that the parameters are the only tree of their size.
+    `train` and `ask_tell` add its updates to the parameters block by block, so that the
+    parameters are the only tree of their size.
     Each update draws the directions of H steps. `low_rank` draws few numbers for a
     direction, and m is one product of rank K · H per matrix. `rademacher` draws one
     word for 32 elements. The other distributions draw a number per element and
@@ -197,7 +197,7 @@ def scale_by_replayed_radazo(
       ValueError: If `window` is less than 2, or another hyperparameter is out of its
         range; by the update, if a step has more directions than the state has room for.
       TypeError: If an argument is of another type; by the update, if there is no
-        `combination`, as outside of `solver`, `minimize` and
+        `combination`, as outside of `solver`, `train` and
         `estimate_gradient(inner=...)`, or if it is not one of directions alone.
 
     Warns:
@@ -429,7 +429,7 @@ def _check_combination(
     """
     if not isinstance(combination, LinearCombination):
         raise TypeError(
-            "combination must be passed to the update, as solver, minimize and "
+            "combination must be passed to the update, as solver, train and "
             "estimate_gradient(inner=...) do, because replayed moments need the "
             f"directions of the gradient; got {combination!r:.100}. Use them without "
             "optax.MultiSteps, with more directions per step instead."

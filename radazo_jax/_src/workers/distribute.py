@@ -66,12 +66,12 @@ def distribute(
 
     Use it if evaluations take milliseconds or longer and the machines have no fast
     connection, or are not always there. On devices of one machine or of one cluster
-    with a fast network, `minimize` with `sharded` needs no messages. For functions that
-    JAX cannot trace, use `minimize_black_box` with an executor.
+    with a fast network, `train` with `sharded` needs no messages. For functions that
+    JAX cannot trace, use `train` with `external` and an executor.
 
     Args:
       make_fun: `make_fun()` is called on each worker and returns the loss, a function
-        that JAX can trace, as `fun` of `minimize`. It may read a checkpoint of the
+        that JAX can trace, as `loss` of `train`. It may read a checkpoint of the
         worker's machine. Large arrays of the loss that are not optimized belong in a
         `jax.tree_util.Partial(fun, arrays)`.
       params: The starting point, a tree of floating-point arrays, which is sent to each
@@ -91,19 +91,19 @@ def distribute(
       target: A finite number. The run ends after the first step at which a value at a
         point is not above it.
       patience: The run ends after so many steps in a row without a lowest value.
-      sample: As in `minimize`; it runs on the workers.
+      sample: As in `train`; it runs on the workers.
       bounds: As in `ask_tell`.
       batch_size: Number of points that a worker evaluates together, under `jax.vmap`.
       timeout: Seconds after which a worker that has not answered is dropped, in
         addition to the time that it is expected to take. If no worker answers for as
         long, the run ends. The points of a late worker go to other workers earlier.
-      on_failure: "drop" or "raise", as in `minimize`.
+      on_failure: "drop" or "raise", as in `train`.
       max_consecutive_failures: Number of steps skipped in a row that ends the run.
       journal: The path of a file on the driver's machine to which the values of each
         step are added. The same call resumes the run from the end of the file, and
         `replay` rebuilds the state from it.
       fetch_params: Whether a worker sends the parameters at the end.
-      progress: Whether to show progress, as in `minimize`.
+      progress: Whether to show progress, as in `train`.
       callback: `callback(report)`, called after every step with a `Report` of it. A
         true return value, or StopIteration, ends the run.
 

@@ -7,13 +7,12 @@ runs, as vLLM does:
 
     server = served.Server("http://localhost:8000", prompts, reward)
     loss, params = served.loss_of_adapters(server, model, base="MODEL")
-    zo.minimize_black_box(
-        loss, params, optimizer, estimator, executor=ThreadPoolExecutor(8)
-    )
+    calls = zo.external(executor=ThreadPoolExecutor(8))
+    zo.train(loss, params, optimizer, estimator, evaluator=calls)
 
 Each point is a set of adapters: the server keeps one copy of the model, and this
 program needs no accelerator. A point fails if the server refuses it, or answers too
-late or with something else; `minimize_black_box` drops it or asks again.
+late or with something else; `train` drops it or asks again.
 """
 
 import contextlib
@@ -162,7 +161,7 @@ def loss_of_adapters(
     base: str,
     folder: Path | None = None,
 ) -> tuple[Callable[[Any], np.ndarray], Any]:
-    """The negative rewards of a model's adapters, for `minimize_black_box`.
+    """The negative rewards of a model's adapters, for `train`.
 
     Args:
       server: The server, which serves the model without its adapters.

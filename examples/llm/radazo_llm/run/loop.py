@@ -1,4 +1,4 @@
-"""The loop of all runs: `zo.minimize`, with a journal and evaluations between steps.
+"""The loop of all runs: `zo.train`, with a journal and evaluations between steps.
 
 A run is a function of its settings, its model and its data. The journal has the values
 of its steps, from which the parameters are rebuilt. So a run may end at any moment, and
@@ -90,8 +90,8 @@ def run(
         "on_failure": "drop" if job.drops else "raise",
         "progress": False,
     }
-    minimize = functools.partial(
-        zo.minimize, job.fun, job.params, *method, evaluator=job.evaluator, **options
+    train = functools.partial(
+        zo.train, job.fun, job.params, *method, evaluator=job.evaluator, **options
     )
     end = settings.num_steps
 
@@ -101,15 +101,15 @@ def run(
         after.measure(job.params, 0)
     if done and after.is_due(done) and not log.is_measured(done):
         # The run was cut before. Steps in the journal are taken without evaluations.
-        after.measure(minimize(num_steps=done).params, done)
+        after.measure(train(num_steps=done).params, done)
     try:
         with contextlib.ExitStack() as stack:
             if workers is not None:
                 client = stack.enter_context(connected(workers))
-                minimize = functools.partial(
+                train = functools.partial(
                     zo.distribute, job.make, None, *method, client=client, **options
                 )
-            result = minimize(num_steps=end, callback=after)
+            result = train(num_steps=end, callback=after)
     except zo.runs.RunError as error:
         failed = error.result is not None and error.result.stopped == "failure"
         if job.drops or not failed or workers is not None:

@@ -118,7 +118,7 @@ def _run(
     step = _batch(size, length, width, dtype, like)
     settings = dataclasses.replace(settings, learning_rate=1e-30)
     ends: list[float] = []
-    result = zo.minimize(
+    result = zo.train(
         loss_of(settings, parts, [step]),
         parts.params,
         settings.optimizer(np.zeros(_STEPS, np.float32)),

@@ -113,11 +113,11 @@ def tune(loss, params, num_steps, **options):
         zo.gaussian(), 8, 5e-2, shaping=zo.shaping.centered_ranks()
     )
     with ThreadPoolExecutor(4) as executor:
-        return zo.minimize_black_box(
+        return zo.train(
             *(loss, params, zo.zo_sgd(1.5e-2), estimator),
+            evaluator=zo.external(executor=executor),
             num_steps=num_steps,
             key=0,
-            executor=executor,
             progress=False,
             **options,
         )
