@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import trees
+from radazo_jax._src import shown, trees
+from radazo_jax._src.names import checks_names as checks_names
 from radazo_jax._src.trees import at_least_float32
 
 # The packages whose frames lie between a warning and the call of the user.
@@ -200,16 +201,34 @@ def _check_number(
     return float(value)
 
 
-def check_called(optimizer: Any) -> None:
-    """Raises if this is a function that makes optimizers or methods, uncalled."""
+def check_fun(fun: Any, name: str = "fun") -> None:
+    """Raises unless an argument of this name is a function."""
+    if not callable(fun):
+        given = shown.given(fun)
+        raise TypeError(f"{name} must be a function of params; got {given}.")
+
+
+def check_called(optimizer: Any, name: str = "optimizer") -> None:
+    """Raises for functions that make optimizers or methods, and for names of methods.
+
+    Args:
+      optimizer: The argument of a caller.
+      name: Its name in errors.
+    """
+    if isinstance(optimizer, str | types.GeneratorType):
+        raise TypeError(
+            f"{name} must be an Optax transformation such as radazo(1e-3), or a method "
+            f"of zo.methods; got {shown.given(optimizer)}. Pass one such as "
+            "zo.methods.evolution(), and do not call it."
+        )
     if not isinstance(optimizer, types.FunctionType):
         return
     if optimizer.__module__.partition(".")[0] in ("radazo_jax", "optax"):
-        name = optimizer.__name__
+        maker = optimizer.__name__
         raise TypeError(
-            "optimizer must be an Optax transformation such as radazo(1e-3), or a "
-            f"method such as methods.untuned(); got the function {name} without "
-            f"parentheses. Call it, as in {name}(...)."
+            f"{name} must be an Optax transformation such as radazo(1e-3), or a "
+            f"method such as methods.untuned(); got the function {maker} without "
+            f"parentheses. Call it, as in {maker}(...)."
         )
 
 
@@ -246,9 +265,7 @@ def refer_to(name: str) -> str:
 
 def _describe(value: Any) -> str:
     """The value and its type on one line, as errors print them."""
-    text = " ".join(repr(value).split())
-    short = text if len(text) <= 80 else f"{text[:79]}…"
-    return f"{short} of type {type(value).__name__}"
+    return f"{shown.given(value)} of type {type(value).__name__}"
 
 
 def as_params(params: optax.Params) -> Any:
@@ -274,7 +291,8 @@ def check_params(params: optax.Params) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise ValueError(
-            f"params must hold at least one array; got the empty tree {params!r}."
+            "params must hold at least one array; got the empty tree "
+            f"{shown.given(params)}."
         )
     check_not_deleted("params", params)
     for path, leaf in leaves:
@@ -293,7 +311,8 @@ def check_params(params: optax.Params) -> None:
             )
     if not any(np.size(leaf) for _, leaf in leaves):
         raise ValueError(
-            f"params must hold at least one number; got empty arrays in {params!r}."
+            "params must hold at least one number; got empty arrays in "
+            f"{shown.tree(params)}."
         )
 
 
@@ -316,13 +335,15 @@ def _how_to_convert(leaf: Any, dtype: Any) -> str:
 
 def _how_to_split(params: Any, advice: str) -> str:
     """Advice for parameters that are not all floating-point arrays."""
+    if isinstance(params, types.FunctionType):
+        return "Pass fun before params."
     modules = {kind.__module__ for kind in type(params).__mro__}
     if any(name.startswith("flax.linen") for name in modules):
         return (
             "A Linen module has no parameters: pass module.init(key, x)['params'], and "
             "call module.apply({'params': params}, x) in fun."
         )
-    if any(name.startswith("flax.nnx") for name in modules):
+    if any(name.startswith("flax.nnx.module") for name in modules):
         return (
             "Use radazo_jax.nnx.value_and_grad, which perturbs the nnx.Param of a "
             "module and keeps the state of its Dropout and BatchNorm."
@@ -447,7 +468,8 @@ def as_values(values: Any, dtype: jax.typing.DTypeLike) -> np.ndarray:
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise TypeError(
-            f"values must be real numbers, NaN for what failed; got {values!r}."
+            f"values must be real numbers, NaN for what failed; got "
+            f"{shown.given(values)}."
         )
     # Values beyond float32 are infinite: they failed.
     with np.errstate(all="ignore"):

@@ -147,6 +147,7 @@ class LearningRate(NamedTuple):
         return "\n".join(lines)
 
 
+@checks.checks_names
 def find_learning_rate(
     fun: Objective,
     params: optax.Params,

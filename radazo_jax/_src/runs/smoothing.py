@@ -99,6 +99,7 @@ class Smoothing(NamedTuple):
         return "\n".join(lines)
 
 
+@checks.checks_names
 def find_smoothing(
     fun: Objective,
     params: optax.Params,

@@ -198,7 +198,7 @@ def check_run(optimizer: Any, estimator: Any, evaluator: Any = vectorized()) -> 
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise TypeError(
             "optimizer must be an Optax transformation such as radazo(1e-3); got "
-            f"{optimizer!r}."
+            f"{shown.given(optimizer)}."
         )
     check_estimator(estimator)
     check_evaluator(evaluator)
