@@ -402,7 +402,10 @@ def test_errors_name_docstrings_that_help_shows():
         *(("x0", "params"), ("maxiter", "num_steps")),
         *(("tol", "tolerance"), ("args", "fun"), ("seed", "key")),
         *(("n_trials", "max_evaluations"), ("lr", "learning_rate")),
-        *(("mu", "smoothing"), ("sigma0", "scale")),
+        *(("mu", "smoothing"), ("sigma0", "scale"), ("max_evals", "max_evaluations")),
+        *(("budget", "max_evaluations"), ("integrality", "step"), ("lower", "bounds")),
+        *(("parallel", "workers"), ("steps", "num_steps"), ("boundz", "bounds")),
+        *(("learning_rate", "optimizers such as"), ("callbac", "callback")),
     ],
 )
 def test_arguments_of_other_packages_are_named(call, name, ours):

@@ -134,6 +134,25 @@ def test_function_documents_arguments_and_result(name):
         assert re.search(pattern, doc, re.MULTILINE), f"{parameter} not documented"
 
 
+# These, and methods, say nothing of an argument that they do not know, or pass it on.
+WITHOUT_NAMES = {"external", "minimize_black_box", "replay", "runs.scalars"}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_misspelled_argument_is_named(name):
+    function = public(name)
+    kinds = inspect.signature(function).parameters.values()
+    named = [
+        x.name for x in kinds if x.kind in (x.KEYWORD_ONLY, x.POSITIONAL_OR_KEYWORD)
+    ]
+    if not named or name in WITHOUT_NAMES or name.startswith("methods."):
+        pytest.skip("has no arguments, or says nothing of them")
+    with pytest.raises(TypeError) as error:
+        function(**{f"{named[-1]}_": 1})
+    text = str(error.value)
+    assert f"got {named[-1]}_. Pass {named[-1]}" in text and "\n" not in text
+
+
 @pytest.mark.parametrize("name", TYPES)
 def test_type_documents_its_fields(name):
     """Under `Attributes:`, or by a comment at the declaration."""

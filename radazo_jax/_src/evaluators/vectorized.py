@@ -49,6 +49,7 @@ class Vectorized(Evaluator):
         return points.split(values), aux
 
 
+@checks.checks_names
 def vectorized(batch_size: int | None = None) -> Evaluator:
     """Evaluates points within the compiled step, under `jax.vmap` or in turn.
 
@@ -94,7 +95,10 @@ def cache(points: Points, batch_size: int | None) -> Points:
 
 
 def batched_map(
-    fun: Callable[[optax.Params], Any], xs: Any, batch_size: int | None
+    fun: Callable[[optax.Params], Any],
+    xs: Any,
+    batch_size: int | None,
+    evaluator: str = "vectorized(",
 ) -> Any:
     """`jax.lax.map` whose `batch_size=None` is all at once."""
     size = len(jax.tree.leaves(xs)[0])
@@ -108,7 +112,7 @@ def batched_map(
         if _can_be_traced(fun, xs):
             raise type(error)(
                 f"fun cannot be evaluated at several points under jax.vmap: {error} "
-                "Pass vectorized(batch_size=1) to evaluate one at a time."
+                f"Pass {evaluator}batch_size=1) to evaluate one at a time."
             ) from error
         raise
 
@@ -172,6 +176,7 @@ def values_by_number(
     points: Points,
     numbers: jax.Array,
     batch_size: int | None,
+    evaluator: str = "vectorized(",
 ) -> jax.Array:
     """The values at some of the points, each computed alike whatever the others.
 
@@ -181,6 +186,7 @@ def values_by_number(
       points: The points.
       numbers: The numbers of the points to evaluate, θ first if it is one: int32, [m].
       batch_size: The number of points that are evaluated together.
+      evaluator: The beginning of the evaluator as it is written.
 
     Returns:
       The values: at least float32, [m].
@@ -200,7 +206,7 @@ def values_by_number(
         at = shifted(params, points.shift, t)
         return transform.evaluate(loss, at, points.layout, direction, scales[i])[0]
 
-    return batched_map(evaluate, numbers, batch_size)
+    return batched_map(evaluate, numbers, batch_size, evaluator)
 
 
 def _shares_products(points: Points, batch_size: int | None) -> bool:

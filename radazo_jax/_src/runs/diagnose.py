@@ -103,6 +103,7 @@ class Diagnosis(NamedTuple):
         return "\n".join(lines)
 
 
+@checks.checks_names
 def diagnose(
     fun: Objective,
     params: optax.Params,
