@@ -1,5 +1,6 @@
 """The noise of values, and the sizes of parameters."""
 
+import enum
 import math
 from typing import NamedTuple
 
@@ -41,6 +42,13 @@ PROBE = 1e-3
 # Short changes have jitter if they miss the change along all parameters by this share.
 # The first distance of the points that show its level, in spans.
 _AMISS, _SHORT = 0.5, 1e-5
+
+# The share of moves that shows whether changes have digits.
+_PART = 0.37
+
+# Two changes by moves of which one is twice the other belong to a parabola if they
+# differ from it by less than this share.
+_PARABOLA = 0.1
 
 # A short change of this share of the aim of sizes belongs to a jump.
 _JUMP = 3e-2
@@ -195,18 +203,37 @@ class Seek(NamedTuple):
         )
 
 
-def are_coarse(
+class Short(enum.Enum):
+    """What short changes are."""
+
+    SLOPES = enum.auto()
+    DIGITS = enum.auto()  # 0 or of one size, because values have few digits.
+    FLAT = enum.auto()  # 0 near a minimum, where longer moves show curvature.
+
+
+def short(
     x: np.ndarray, value: float, begun: float, first: Differences, space: Space
-) -> Part[bool]:
-    """Whether short changes are 0, or of one size, because values have few digits."""
+) -> Part[Short]:
+    """Says what short changes are, by longer moves if many of them are 0."""
     if are_digits(first.changes, value, begun):
-        return True
+        # Equal slopes are no digits: a part of the moves changes the value by a part.
+        part = (yield space.point(x + _PART * first.steps)[None])[0] - value
+        digit = np.min(abs(first.changes[first.changes != 0]))
+        if part == 0 or are_digits(np.array([digit, part]), value, begun):
+            return Short.DIGITS
     dead = first.dead
     if not 4 * np.sum(dead) >= np.sum(first.steps != 0):
-        return False
+        return Short.SLOPES
     moves = np.where(dead, PROBE * space.spans(x) * np.sign(first.steps), 0)
-    values = yield space.point(x + np.array([[1.0], [2.0]]) * moves)
-    return bool(np.any(values != value))
+    one, two = (yield space.point(x + np.array([[1.0], [2.0]]) * moves)) - value
+    if one == 0 and two == 0:
+        return Short.SLOPES
+    # A parabola that short moves cannot resolve.
+    hidden = one * np.max(first.steps / space.spans(x)) ** 2 / PROBE**2
+    parabola = one > 0 and abs(two - 4 * one) <= _PARABOLA * two
+    if parabola and hidden <= np.finfo(float).eps * abs(value):
+        return Short.FLAT
+    return Short.DIGITS
 
 
 def jitter(
@@ -272,5 +299,10 @@ def are_needed(first: Differences, value: float) -> bool:
 def are_of_steps(first: Differences, value: float) -> bool:
     """Whether most short changes are 0, or as large as the changes of long moves."""
     moved = first.steps != 0
-    jumps = abs(first.changes) > _JUMP * AIM * abs(value)
-    return bool(2 * np.sum(moved & (first.dead | jumps)) > np.sum(moved))
+    of_steps = moved & (first.dead | are_jumps(first, value))
+    return bool(2 * np.sum(of_steps) > np.sum(moved))
+
+
+def are_jumps(first: Differences, value: float) -> np.ndarray:
+    """Whether short changes are as large as changes of long moves: bool, shape [d]."""
+    return abs(first.changes) > _JUMP * AIM * abs(value)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from radazo_jax._src import checks, trees
+from radazo_jax._src.methods import ends
 from radazo_jax._src.runs.asker import Stage
 from radazo_jax._src.runs.history import History, losses
 from radazo_jax._src.runs.learning_rate import LearningRate
@@ -77,8 +78,8 @@ class Steps(abc.ABC):
         return ""
 
     def ended(self) -> str:
-        """Returns "converged" if the run ends by itself, else an empty string."""
-        return "converged" if self.reason else ""
+        """Returns what the run is if it ends by itself, else an empty string."""
+        return ends.stopped(self.reason)
 
     def resume(self) -> None:
         """Takes the steps of a journal, if there is one."""
