@@ -46,9 +46,9 @@ _AMISS, _SHORT = 0.5, 1e-5
 # The share of moves that shows whether changes have digits.
 _PART = 0.37
 
-# Two changes by moves of which one is twice the other belong to a parabola if they
-# differ from it by less than this share.
-_PARABOLA = 0.1
+# Near a minimum, a move twice as long raises the value by such a factor: 4 along
+# a parabola, 16 along a fourth power.
+_PARABOLA = 3.6, 18.0
 
 # A short change of this share of the aim of sizes belongs to a jump.
 _JUMP = 3e-2
@@ -208,32 +208,53 @@ class Short(enum.Enum):
 
     SLOPES = enum.auto()
     DIGITS = enum.auto()  # 0 or of one size, because values have few digits.
-    FLAT = enum.auto()  # 0 near a minimum, where longer moves show curvature.
+    FLAT = enum.auto()  # 0, or all rises, at a minimum: longer moves show curvature.
 
 
 def short(
     x: np.ndarray, value: float, begun: float, first: Differences, space: Space
 ) -> Part[Short]:
-    """Says what short changes are, by longer moves if many of them are 0."""
+    """Says what short changes are, by longer moves if many are 0 or very large."""
     if are_digits(first.changes, value, begun):
         # Equal slopes are no digits: a part of the moves changes the value by a part.
         part = (yield space.point(x + _PART * first.steps)[None])[0] - value
         digit = np.min(abs(first.changes[first.changes != 0]))
         if part == 0 or are_digits(np.array([digit, part]), value, begun):
             return Short.DIGITS
-    dead = first.dead
-    if not 4 * np.sum(dead) >= np.sum(first.steps != 0):
-        return Short.SLOPES
-    moves = np.where(dead, PROBE * space.spans(x) * np.sign(first.steps), 0)
-    one, two = (yield space.point(x + np.array([[1.0], [2.0]]) * moves)) - value
-    if one == 0 and two == 0:
-        return Short.SLOPES
-    # A parabola that short moves cannot resolve.
-    hidden = one * np.max(first.steps / space.spans(x)) ** 2 / PROBE**2
-    parabola = one > 0 and abs(two - 4 * one) <= _PARABOLA * two
-    if parabola and hidden <= np.finfo(float).eps * abs(value):
-        return Short.FLAT
-    return Short.DIGITS
+    free, eps = first.steps != 0, np.finfo(float).eps
+    hidden, jumps = are_hidden(first.changes, value), are_jumps(first, value)
+    longer = PROBE * space.spans(x) * np.sign(first.steps)
+    # A parabola that hides short changes rises by so little along longer moves.
+    least = (
+        _HIDDEN
+        * len(x)
+        * eps
+        * abs(value)
+        * np.max((longer[free] / first.steps[free]) ** 2)
+    )
+    if 4 * np.sum(hidden) >= np.sum(free):
+        one, two = yield from _twice(x, value, np.where(hidden, longer, 0), space)
+        if _is_parabola(one, two) and one <= least:
+            return Short.FLAT
+        if one != 0 or two != 0:
+            return Short.DIGITS
+    if 4 * np.sum(jumps) >= np.sum(free):
+        one, two = yield from _twice(x, value, np.where(jumps, first.steps, 0), space)
+        if _is_parabola(one, two):
+            return Short.FLAT
+    return Short.SLOPES
+
+
+def _twice(
+    x: np.ndarray, value: float, moves: np.ndarray, space: Space
+) -> Part[np.ndarray]:
+    """Returns the changes of the value by moves, and by moves twice as long."""
+    return (yield space.point(x + np.array([[1.0], [2.0]]) * moves)) - value
+
+
+def _is_parabola(one: float, two: float) -> bool:
+    """Whether these are changes by a move, and by one twice as long, at a minimum."""
+    return one > 0 and _PARABOLA[0] * one < two < _PARABOLA[1] * one
 
 
 def jitter(

@@ -341,6 +341,7 @@ def _first_values(
       flat: Whether short moves of all parameters change nothing.
     """
     x, begun, noisy = start.params, value, changed > 0
+    spacing = math.sqrt(start.resolution)
     space, hessian = Space.of(start, start.flatten(method.scale)), None
 
     def plan(kind: str, **known: Any) -> Plan:
@@ -359,6 +360,17 @@ def _first_values(
         units = evolution.sizes(start, method.scale)
         return quadratic.first(start, value, units, noise)
 
+    def of_steps() -> Part[Plan]:
+        nonlocal x, value
+        units = evolution.sizes(start, method.scale)
+        x, value = yield from far.long_differences(x, value, units, space)
+        near = (yield space.point(x + spacing * space.spans(x))[None])[0]
+        if near == value or np.array_equal(x, start.params):
+            return plan(Reason.STEPS)
+        # The start was a saddle or on a plateau, and not between steps.
+        ahead = start._replace(params=x)
+        return (yield from _first_values(method, ahead, value))
+
     if not np.isfinite(value):
         value = np.inf
         return plan(Reason.FAILED)
@@ -368,7 +380,8 @@ def _first_values(
         return plan(Reason.NOISE, noise=changed)
     if len(x) > _MOST:
         return plan(Reason.MANY)
-    spacing = math.sqrt(start.resolution)
+    if flat:
+        return (yield from of_steps())
     first = yield from forward(x, value, spacing * space.spans(x), space)
     short = yield from noise.short(x, value, begun, first, space)
     if short is noise.Short.FLAT:
@@ -385,14 +398,7 @@ def _first_values(
             x, value, hessian = yield from models(Reason.JITTER)
             return plan(Reason.JITTER, resolution=found)
     if np.all(first.dead | (first.steps == 0)):
-        units = evolution.sizes(start, method.scale)
-        x, value = yield from far.long_differences(x, value, units, space)
-        near = (yield space.point(x + spacing * space.spans(x))[None])[0]
-        if near == value or np.array_equal(x, start.params):
-            return plan(Reason.STEPS)
-        # The start was a saddle or on a plateau, and not between steps.
-        ahead = start._replace(params=x)
-        return (yield from _first_values(method, ahead, value))
+        return (yield from of_steps())
     # Near a minimum slopes differ by chance, and sizes that models used are right.
     if hessian is not None or not noise.are_needed(first, value):
         return plan(Reason.SMOOTH, first=first)
