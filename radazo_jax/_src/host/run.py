@@ -14,6 +14,7 @@ from radazo_jax._src.host.questions import Questions
 from radazo_jax._src.host.table import Evaluations, Row, Table
 from radazo_jax._src.host.tally import Candidate, Tally
 from radazo_jax._src.host.vectors import Vectors
+from radazo_jax._src.methods import ends
 from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.runs import history
 from radazo_jax._src.runs.loop import Steps
@@ -113,6 +114,9 @@ class MethodRun(Steps):
     def reason(self) -> str:
         end = self._questions.end
         return "" if end is None else end.reason
+
+    def ended(self) -> str:
+        return ends.stopped(self.reason)
 
     @property
     def evaluations(self) -> Evaluations:

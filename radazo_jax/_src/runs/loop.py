@@ -90,8 +90,8 @@ class Steps(abc.ABC):
         return None
 
     def ended(self) -> str:
-        """Returns "converged" if the run ends by itself, else an empty string."""
-        return "converged" if self.reason else ""
+        """Returns what a run is called that has ended by itself, else an empty string."""
+        return ""
 
     def resume(self) -> None:
         """Takes the steps of a journal, if there is one."""
