@@ -90,7 +90,7 @@ class Steps(abc.ABC):
         return None
 
     def ended(self) -> str:
-        """Returns what a run is called that has ended by itself, else an empty string."""
+        """Returns what a run that ended by itself is called, else an empty text."""
         return ""
 
     def resume(self) -> None:
