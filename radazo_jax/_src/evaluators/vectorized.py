@@ -22,6 +22,10 @@ from radazo_jax._src.points import shifted
 # matrices in products with directions of low rank.
 _DENSE_SHARE = 8
 
+# Points are taken in turn beyond so many elements of all directions; on CPUs, from so
+# many parameters on, below which a loop takes longer than its evaluations.
+_MOST_TOGETHER, _FEWEST_IN_TURN = 2**24, 2**13
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Vectorized(Evaluator):
@@ -32,7 +36,28 @@ class Vectorized(Evaluator):
     batch_size: int | None
 
     def cache(self, points: Points) -> Points:
-        return cache(points, self.batch_size)
+        if self._stores(points):
+            held = sums.cache_in_turn(points.directions, points.layout)
+            return dataclasses.replace(points, directions=held)
+        return cache(points, self._batch_size(points))
+
+    def _batch_size(self, points: Points) -> int | None:
+        """The number of directions that are evaluated together, `None` for all."""
+        size = len(points.scales) * points.layout.dimension
+        many = self.batch_size is None and size > _MOST_TOGETHER
+        return 1 if many or self._stores(points) else self.batch_size
+
+    def _stores(self, points: Points) -> bool:
+        """Whether a CPU takes the points in turn, and stores a direction for each."""
+        size = points.layout.dimension
+        return (
+            self.batch_size is None
+            and jax.default_backend() == "cpu"
+            and size >= _FEWEST_IN_TURN
+            and size * len(points.scales) <= _MOST_TOGETHER
+            # Products with the same matrices are one, if all are taken together.
+            and not sums.are_few(points.directions, points.layout)
+        )
 
     def evaluate(
         self,
@@ -42,10 +67,11 @@ class Vectorized(Evaluator):
         has_aux: bool,
     ) -> tuple[Values, Any]:
         loss = checks.checked_loss(fun, has_aux, points.vector_valued)
-        if not has_aux and _shares_products(points, self.batch_size):
+        batch_size, stores = self._batch_size(points), self._stores(points)
+        if not has_aux and _shares_products(points, batch_size):
             values, aux = _values_in_one_batch(loss, params, points), None
         else:
-            values, aux = _values(loss, params, points, has_aux, self.batch_size)
+            values, aux = _values(loss, params, points, has_aux, batch_size, stores)
         return points.split(values), aux
 
 
@@ -55,9 +81,11 @@ def vectorized(batch_size: int | None = None) -> Evaluator:
 
     Args:
       batch_size: Number of directions that are evaluated together, as in
-        `jax.lax.map`. `None` evaluates all of them under one `vmap`, which is fastest;
-        1 evaluates one at a time, in the memory of a single evaluation. The values are
-        the same up to rounding.
+        `jax.lax.map`: all of them under one `vmap` if it is at least K, and one at a
+        time if it is 1, in the memory of a single evaluation. `None` chooses: one at a
+        time if K directions have more than 2²⁴ elements, and on a CPU from 2¹³
+        parameters on, unless directions have low rank; otherwise all of them. The
+        values are the same up to rounding.
 
     Returns:
       The evaluator.
@@ -137,6 +165,7 @@ def _values(
     points: Points,
     has_aux: bool,
     batch_size: int | None,
+    stores: bool,
 ) -> tuple[jax.Array, Any]:
     base = loss(params) if points.includes_params else None
     # In turn, also with what of θ is the same for all, as rows looked up.
@@ -146,6 +175,8 @@ def _values(
 
     def along(point: tuple[Direction, Any, Any]) -> tuple[jax.Array, list[jax.Array]]:
         direction, scales, shifts = point
+        if stores:
+            direction = sums.with_elements(direction, points.layout)
         values: list[jax.Array] = []
         found: list[jax.Array] = []
         after = first
