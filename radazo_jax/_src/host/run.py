@@ -134,6 +134,9 @@ class MethodRun(Steps):
 
     def params(self, stopped: str) -> Any:
         del stopped
+        return self.so_far()
+
+    def so_far(self) -> Any:
         return self._vectors.one((self._confirmed or self._tally.best).point)
 
     # Steps.
