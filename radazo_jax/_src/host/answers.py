@@ -7,6 +7,7 @@ import numpy as np
 
 from radazo_jax._src.host.table import Row, Table, name
 from radazo_jax._src.host.tally import Tally
+from radazo_jax._src.methods.contract import Ask
 
 
 class Question(NamedTuple):
@@ -16,13 +17,11 @@ class Question(NamedTuple):
       point: The point, float64, shape [d].
       name: Its name in the table.
       repeat: The number of the value among the values of this point.
-      is_new: Whether the run has not used this value before.
     """
 
     point: np.ndarray
     name: bytes
     repeat: int
-    is_new: bool
 
 
 class Answer(NamedTuple):
@@ -32,11 +31,13 @@ class Answer(NamedTuple):
       question: The question.
       row: Its row in the table.
       value: The value as a number, NaN if it failed.
+      is_new: Whether the run has not used this value before.
     """
 
     question: Question
     row: Row
     value: float
+    is_new: bool
 
 
 class Answers:
@@ -59,9 +60,16 @@ class Answers:
         """
         self.table, self.tally, self._evaluate = table, tally, evaluate
         self._used: dict[bytes, int] = {}  # The number of values of a point.
+        self._step: tuple[Ask | None, list[Question]] = None, []
+
+    def of_step(self, asked: Ask) -> list[Question]:
+        """The questions of a step, which stay the same if it is answered in parts."""
+        if self._step[0] is not asked:
+            self._step = asked, self.questions(asked.points, asked.again)
+        return self._step[1]
 
     def questions(self, points: np.ndarray, again: bool) -> list[Question]:
-        """The questions of a step.
+        """The questions of some points.
 
         Args:
           points: The points, shape [n, d].
@@ -75,13 +83,16 @@ class Answers:
             used = self._used.get(named, 0)
             repeat = counts.get(named, used if again else 0)
             counts[named] = repeat + 1
-            found.append(Question(point, named, repeat, repeat >= used))
+            found.append(Question(point, named, repeat))
         return found
+
+    def _is_new(self, question: Question) -> bool:
+        return question.repeat >= self._used.get(question.name, 0)
 
     def missing(self, questions: Sequence[Question]) -> list[Question]:
         """The questions that the table does not answer."""
         at = self.table.at
-        return [question for question in questions if at(*question[1:3]) is None]
+        return [question for question in questions if at(*question[1:]) is None]
 
     def answered(
         self, questions: list[Question], most: float, target: float = -np.inf
@@ -96,7 +107,7 @@ class Answers:
         Returns:
           The answers.
         """
-        new = [i for i, question in enumerate(questions) if question.is_new]
+        new = [i for i, question in enumerate(questions) if self._is_new(question)]
         if len(new) > most:
             questions = questions[: new[int(most)]]
         missing = self.missing(questions)
@@ -107,13 +118,14 @@ class Answers:
             row = self.table.at(question.name, question.repeat)
             if row is None:
                 break
-            if question.is_new:
+            is_new = self._is_new(question)
+            if is_new:
                 value = self.tally.add(question.point, row)
                 self._used[question.name] = question.repeat + 1
             else:
                 value = self.tally.value_of(row)
-            answers.append(Answer(question, row, value))
-            if question.is_new and value <= target:
+            answers.append(Answer(question, row, value, is_new))
+            if is_new and value <= target:
                 break
         return answers
 

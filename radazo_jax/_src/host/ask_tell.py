@@ -151,19 +151,14 @@ class AskTell:
         questions, tally = self._questions, self._tally
         self._missing: list[Question] = []
         while questions.end is None and len(questions.asked.points):
-            asked = questions.asked
-            found = self._answers.questions(asked.points, asked.again)
+            found = self._answers.of_step(questions.asked)
             self._missing = self._answers.missing(found)
-            if self._missing:
-                # What is told of a step is known at once.
-                for question in found[: found.index(self._missing[0])]:
-                    self._answers.answered([question], np.inf)
-                return
+            # What is told of a step is known at once.
             answers = self._answers.answered(found, np.inf)
-            if questions.step == 0 and tally.resolution != questions.start.resolution:
-                questions.begin(tally.resolution)
-            else:
-                questions.answer(values_of(answers, self._residuals))
+            if self._missing:
+                return
+            values = values_of(answers, self._residuals)
+            questions.answer(values, tally.resolution)
 
 
 def _restored(method: Method, given: Any, evaluations: Evaluations) -> AskTell:

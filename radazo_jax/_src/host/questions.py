@@ -78,8 +78,20 @@ class Questions:
             )
         self._send(None)
 
-    def answer(self, values: np.ndarray) -> None:
-        """Sends the values at the latest points, and receives the next ones."""
+    def answer(self, values: np.ndarray, resolution: float) -> None:
+        """Sends the values at the latest points, and receives the next ones.
+
+        The first values say how values are rounded: the method begins anew with it.
+
+        Args:
+          values: The values.
+          resolution: The relative spacing of the values so far.
+        """
+        if self.step == 0 and resolution != self.start.resolution:
+            points = self.asked.points
+            self.begin(resolution)
+            if not np.array_equal(self.asked.points, points):
+                return
         self.step += 1
         self._send(values)
 
@@ -107,6 +119,8 @@ class Questions:
                 self._problem = self._error(f"must return an End; got {got}")
         except RunError as error:
             self._problem = error
+        if self._problem is not None:
+            self.asked = self.asked._replace(points=self.asked.points[:0])
 
     def _report(self, method: str, reason: str) -> None:
         """Notes a stage."""

@@ -149,8 +149,7 @@ class MethodRun(Steps):
         """
         questions = self._questions
         while not self.budget.reason() and questions.end is None:
-            asked = questions.asked
-            found = self._answers.questions(asked.points, asked.again)
+            found = self._answers.of_step(questions.asked)
             if not found or self._answers.missing(found):
                 break
             self._take()
@@ -169,11 +168,11 @@ class MethodRun(Steps):
     def _take(self) -> bool:
         """Takes a step, or a part of one; returns whether it was not interrupted."""
         self._questions.check()
-        asked, tally, budget = self._questions.asked, self._tally, self.budget
+        tally, budget = self._tally, self.budget
         begun, new = time.perf_counter(), self._num_new
-        of_step = self._answers.questions(asked.points, asked.again)
+        of_step = self._answers.of_step(self._questions.asked)
         answers = self._asked(of_step, budget.evaluations_left())
-        self._used = [x for x in answers if x.question.is_new]
+        self._used = [x for x in answers if x.is_new]
         value, values = np.nan, np.array([x.value for x in answers])
         if len(self._used):
             value = float(np.fmin.reduce([x.value for x in self._used]))
@@ -185,7 +184,8 @@ class MethodRun(Steps):
                 mean, count = self._mean_of(tally.lowest[0], _TARGET)
                 value = mean if count == _TARGET else np.nan
         if is_whole and answers:
-            self._answer(answers)
+            values_read = values_of(answers, self._residuals)
+            self._questions.answer(values_read, tally.resolution)
             tally.skipped += not np.isfinite(values).any()
         if self._used:
             is_live = self._num_new > new
@@ -193,15 +193,6 @@ class MethodRun(Steps):
             self._record(values, value, seconds)
         self._raise()
         return not self._is_interrupted
-
-    def _answer(self, answers: list[Answer]) -> None:
-        """Sends the values of a step to the method."""
-        questions, resolution = self._questions, self._tally.resolution
-        if questions.step == 0 and resolution != questions.start.resolution:
-            # The first values say how they are rounded: the method begins anew.
-            questions.begin(resolution)
-        else:
-            questions.answer(values_of(answers, self._residuals))
 
     def _record(self, values: np.ndarray, value: float, seconds: float) -> None:
         """Counts a step, and adds its row to the history."""
@@ -226,7 +217,7 @@ class MethodRun(Steps):
         if target is None:
             target = float(self.budget.progress.target)
         answers = self._answers.answered(questions, most, target)
-        new = [x for x in answers if x.question.is_new]
+        new = [x for x in answers if x.is_new]
         self.budget.evaluations += len(new)
         finite = [x for x in new if np.isfinite(x.value)]
         if finite and not self._num_new and self._compares:
@@ -240,7 +231,7 @@ class MethodRun(Steps):
         """Adds rows of questions to the table."""
         if self._known is not None:
             self._compare()
-        again = sum(self._answers.table.is_evaluated_again(*x[1:3]) for x in questions)
+        again = sum(self._answers.table.is_evaluated_again(*x[1:]) for x in questions)
         if again and self._tells_again:
             self._tells_again = False
             checks.warn(
