@@ -216,10 +216,11 @@ def check_called(optimizer: Any, name: str = "optimizer") -> None:
       name: Its name in errors.
     """
     if isinstance(optimizer, str | types.GeneratorType):
+        got = repr(optimizer) if isinstance(optimizer, str) else "a method that ran"
         raise TypeError(
             f"{name} must be an Optax transformation such as radazo(1e-3), or a method "
-            f"of zo.methods; got {shown.given(optimizer)}. Pass one such as "
-            "zo.methods.evolution(), and do not call it."
+            f"of zo.methods; got {got}. Pass one such as zo.methods.evolution(), "
+            "and do not call it."
         )
     if not isinstance(optimizer, types.FunctionType):
         return
@@ -286,6 +287,17 @@ def check_all_finite(params: Any) -> None:
             )
 
 
+def check_not_masked(name: str, tree: Any) -> None:
+    """Raises if a tree holds a masked array, whose masked numbers would be used."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if isinstance(leaf, np.ma.MaskedArray):
+            raise TypeError(
+                f"{name} must hold arrays without masks; got a masked one at {name}"
+                f"{jax.tree_util.keystr(path)}. Leave out what is masked, or give it a "
+                "value by .filled(value)."
+            )
+
+
 def check_params(params: optax.Params) -> None:
     """Raises if `params` are no tree of real floating-point arrays with elements."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
@@ -295,6 +307,7 @@ def check_params(params: optax.Params) -> None:
             f"{shown.given(params)}."
         )
     check_not_deleted("params", params)
+    check_not_masked("params", params)
     for path, leaf in leaves:
         try:
             dtype = jnp.result_type(leaf)
@@ -430,15 +443,21 @@ def checked_loss(
                 f"fun must return a scalar loss{' or a vector' * vector_valued}; got "
                 f"an array of shape {shape}. Take its mean or sum."
             )
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(
-                f"fun must return a real floating-point loss; got dtype {dtype}."
-            )
+        check_floating(value)
         # A float64 loss becomes float32 unless 64 bits are enabled outside of it too.
         dtype = jax.dtypes.canonicalize_dtype(at_least_float32(dtype))
         return jnp.asarray(value).astype(dtype), aux
 
     return loss
+
+
+def check_floating(value: Any) -> None:
+    """Raises unless a loss is real and floating-point, or stands for one that is."""
+    dtype, _ = _dtype_and_shape(value)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(
+            f"fun must return a real floating-point loss; got dtype {dtype}."
+        )
 
 
 def as_pair(output: Any) -> tuple[Any, Any]:

@@ -273,19 +273,23 @@ def measured(
       ValueError: As `find_learning_rate` does for a loss.
     """
     take = programs.of(_losses, run, params, key)
-    losses = np.asarray(take(params, key), np.float64)
+    known = take(params, key)
+    losses = np.asarray(known, np.float64)
     loss = float(np.mean(losses))
+    rounding = trees.rounding(known) * abs(loss)
     sought = _rise(losses) if rise is None else float(rise)
 
     def relative_rise(size: float) -> float:
         along = size * math.sqrt(run.distribution.factor(trees.size(params)))
         number = trees.number(along, np.float32)
         take = programs.of(_mean_loss, run, params, key, number)
-        found = float(take(params, key, number))
-        return (found - loss) / sought if math.isfinite(found) else math.inf
+        change = float(take(params, key, number)) - loss
+        if abs(change) <= rounding:
+            return 0.0
+        return change / sought if math.isfinite(change) else math.inf
 
     rms = smoothings.root_mean_square(params)
-    flatness, num_sizes = _flatness(relative_rise, rms)
+    flatness, num_sizes = _flatness(relative_rise, rms, loss)
     taken = len(losses) + 2 * _PAIRS * num_sizes
     found = LearningRate(0.0, None, flatness, rms, loss, sought, None, float(b1), taken)
     return found.over(None)
@@ -311,15 +315,19 @@ def _rise(losses: np.ndarray) -> float:
     return _SPREAD * spread
 
 
-def _flatness(rise: Callable[[float], float], rms: float) -> tuple[float, int]:
+def _flatness(
+    rise: Callable[[float], float], rms: float, loss: float
+) -> tuple[float, int]:
     """The size at which a relative rise is 1, and the number of sizes tried.
 
     Args:
       rise: The rise at a size, relative to the rise that is sought.
       rms: The largest size, unless it is 0.
+      loss: The loss at θ.
     """
     size = rms or 1.0
     found = rise(size)
+    changes = found != 0
     if rms and 0 < found <= 1:
         return size, 1
     factor = 2.0 if found <= 1 else 0.5
@@ -331,6 +339,9 @@ def _flatness(rise: Callable[[float], float], rms: float) -> tuple[float, int]:
         if (at_following <= 1) != (found <= 1):
             return _between(size, found, following, at_following), tried
         size, found = following, at_following
+        changes = changes or found != 0
+    if not changes:
+        raise smoothings.unchanged(loss, size)
     advice = "Pass another rise to find_learning_rate, or start elsewhere."
     if found < 0:
         advice = (

@@ -170,6 +170,14 @@ def find_smoothing(
     return Table.of(run, params, key).smoothing()
 
 
+def unchanged(loss: float, size: float) -> ValueError:
+    """The error of a loss that is the same up to this change per element."""
+    return ValueError(
+        f"fun must change with params; got {loss:.6g} at all points up to a change of "
+        f"{size:.3g} per element. Start elsewhere."
+    )
+
+
 class Table(NamedTuple):
     """The losses at θ and around it, along several directions.
 
@@ -236,11 +244,7 @@ class Table(NamedTuple):
                 f"a change of {tried[1] / self.unit:.3g} per element. Start elsewhere."
             )
         if np.all(ahead[:, usable] == self.base):
-            raise ValueError(
-                f"fun must change with params; got {base:.6g} at all points up to a "
-                f"change of {tried[usable][-1] / self.unit:.3g} per element. "
-                "Start elsewhere."
-            )
+            raise unchanged(base, tried[usable][-1] / self.unit)
         found = np.full(len(tried), np.nan)
         found[usable] = _agreements(*(x[:, usable] - self.base for x in (ahead, back)))
         best = np.nanmax(found)

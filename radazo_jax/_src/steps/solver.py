@@ -137,6 +137,8 @@ def solver(
                 "step must get no batch if sample draws it; got "
                 f"{len(batch) + len(kwargs)} further arguments."
             )
+        if trees.is_traced(state.key):  # Else each step calls it.
+            steps.traced_sample(sample, state.key)
         return steps.take(run, state, steps.loss_at(run, state), has_aux)
 
     return Solver(init, step)
