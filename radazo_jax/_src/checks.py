@@ -222,8 +222,9 @@ def check_called(given: Any, name: str = "optimizer") -> None:
             "method such as methods.untuned()"
         )
     if isinstance(given, str | types.GeneratorType):
+        got = repr(given) if isinstance(given, str) else "a method that was called"
         raise TypeError(
-            f"{expected}; got {shown.given(given)}. Pass one of zo.methods, such as "
+            f"{expected}; got {got}. Pass one of zo.methods, such as "
             "zo.methods.evolution(), and do not call it."
         )
     if not isinstance(given, types.FunctionType):

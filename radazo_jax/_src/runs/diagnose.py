@@ -167,6 +167,7 @@ def diagnose(
     """
     chosen = forward_difference() if estimator is None else estimator
     check_estimator(chosen)
+    checks.check_fun(fun)
     params = trees.with_float64(params)
     checks.warn_of_float32(params)
     params, key = checks.as_params(params), keys.as_key(key)

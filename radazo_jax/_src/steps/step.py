@@ -102,7 +102,7 @@ def traced_sample(
 ) -> programs.Traced:
     """The function that samples batches as it is now; warns if all would be alike."""
     found = programs.traced(sample, key)
-    if not found.uses_arguments:
+    if jax.tree.leaves(found.output) and not found.uses_arguments:
         checks.warn(
             "sample must draw by its key; got one whose batch does not depend on it. "
             "JAX traces sample once, so that all steps have the same batch. Draw by "
