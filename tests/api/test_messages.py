@@ -260,7 +260,7 @@ RUNS = {
     "a rate": lambda fun: zo.find_learning_rate(fun, START, 10),
     "a smoothing": lambda fun: zo.find_smoothing(fun, START),
     "a diagnosis": lambda fun: zo.diagnose(fun, START),
-    "a black box": lambda fun: zo.minimize_black_box(fun, START),
+    "a Python function": lambda fun: called(fun, START, zo.radazo(1e-2)),
 }
 
 
@@ -334,7 +334,7 @@ def test_a_linen_module_is_no_tree_of_parameters():
     module = linen.Dense(1)
     for call in _runs(lambda params: params(X), module):
         assert "module.init(key, x)['params']" in message(TypeError, call)
-    text = message(TypeError, zo.minimize_black_box, loss, module, num_steps=2)
+    text = message(TypeError, called, loss, module, SGD, FORWARD)
     assert "module.init(key, x)['params']" in text
 
 
@@ -444,7 +444,7 @@ def make():
 def fun(x):
     return float(np.sum(x**2))
 
-zo.minimize_black_box(fun, np.ones(3), executor={}, num_steps=2, progress=False)
+zo.minimize(fun, np.ones(3), executor={}, max_evaluations=2, progress=False)
 """
 
 
@@ -485,14 +485,14 @@ def test_a_pool_that_worked_before_is_not_blamed_on_the_script():
 def test_errors_name_docstrings_that_help_shows():
     for call, name in (
         (lambda: zo.value_and_grad(loss, None), "estimators"),
-        (lambda: zo.minimize(lambda x: float(loss(x)), START), "minimize_black_box"),
+        (lambda: zo.train(lambda x: float(loss(x)), START), "minimize"),
     ):
         text = message(TypeError, call)
         assert text.endswith(f" See help(zo.{name}).")
         assert getattr(zo, name).__doc__
 
 
-@pytest.mark.parametrize("call", [zo.train, zo.minimize, zo.minimize_black_box])
+@pytest.mark.parametrize("call", [zo.train, zo.minimize])
 @pytest.mark.parametrize(
     ("name", "ours"),
     [
@@ -534,7 +534,6 @@ def test_attributes_of_other_packages_are_named():
     [
         zo.train,
         zo.minimize,
-        zo.minimize_black_box,
         lambda fun, start, **given: zo.distribute(
             lambda: fun, start, zo.zo_sgd(1e-2), FORWARD, client=None, **given
         ),
@@ -569,5 +568,5 @@ class Tensor:
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
 def test_parameters_of_other_kinds_are_converted_by_the_user(params, advice):
-    for call in (zo.train, zo.minimize, zo.minimize_black_box):
+    for call in (zo.train, zo.minimize):
         assert advice in message(TypeError, call, loss, params)

@@ -18,7 +18,7 @@ METHODS = {"untuned": zo.methods.untuned(), "evolution": zo.methods.evolution()}
 
 
 def run(fun, start, **options):
-    return zo.minimize_black_box(fun, start, progress=False, **options)
+    return zo.minimize(fun, start, progress=False, **options)
 
 
 def rotated(d, condition, seed=0):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import rosen
 
-from radazo_jax import minimize_black_box
+from radazo_jax import minimize
 from radazo_jax._src.methods import policy
 from radazo_jax._src.methods.ends import Reason
 from tests.helpers.driver import drive, started
@@ -291,6 +291,6 @@ def test_the_factory_is_its_arguments():
 )
 def test_each_stage_has_a_reason(fun, start, step, reasons):
     options = {"max_evaluations": 300, "step": step, "progress": False}
-    result = minimize_black_box(fun, start, **options)
+    result = minimize(fun, start, **options)
     found = [stage.reason for stage in result.stages]
     assert found[: len(reasons)] == reasons and all(found)
