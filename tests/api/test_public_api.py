@@ -20,13 +20,22 @@ import radazo_jax.nnx
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "radazo_jax"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-MAX_LINES = 300  # Of code: without docstrings, comments and blank lines.
+MAX_LINES = 450  # Of code: without docstrings, comments and blank lines.
 
 # The folders, in order, and two modules that have places among them. A module may
 # import from its own folder and from earlier ones.
 ORDER = (
     *("", "numbers", "directions", "perturb", "contracts", "points", "evaluators"),
-    *("estimators", "contrib", "transforms", "methods", "steps", "runs", "workers"),
+    *(
+        "estimators",
+        "contrib",
+        "transforms",
+        "methods",
+        "steps",
+        "runs",
+        "host",
+        "workers",
+    ),
 )
 
 # The modules whose names are public.

@@ -47,7 +47,7 @@ def in_a_loop(sample):
 
 
 CALLS = {
-    "minimize": lambda sample: zo.minimize(
+    "minimize": lambda sample: zo.train(
         loss, jnp.float32(3.0), *METHOD, sample=sample, num_steps=2, progress=False
     ),
     "solver": in_a_loop,

@@ -43,8 +43,7 @@ def check_method(method: Any) -> None:
     if isinstance(method, GradientEstimator) or hasattr(method, "update"):
         kind = "estimator" if isinstance(method, GradientEstimator) else "optimizer"
         raise TypeError(
-            f"{expected}; got an {kind}. Pass it to train, which takes an optimizer "
-            "and an estimator."
+            f"{expected}; got an {kind}. Pass an optimizer and an estimator to train."
         )
     checks.check_called(method, "method")
     if not callable(method):
