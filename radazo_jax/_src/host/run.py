@@ -80,6 +80,7 @@ class MethodRun(Steps):
         self._compares, self._scale = path is not None, 0.0
         self._num_new, self._tells_again = 0, True
         self._mistakes = self._errors = 0
+        self._told: set[bool] = set()  # The kinds of failures that were warned of.
         self._length: tuple[int, ...] = ()  # The number of residuals.
         self._error: BaseException | None = None
         self._is_interrupted = False
@@ -314,7 +315,8 @@ class MethodRun(Steps):
         has_value = np.isfinite(self._tally.best.value)
         is_early = reply.raised and not has_value and not is_mistake
         self._errors = self._errors + 1 if is_early else 0
-        if max(self._mistakes, self._errors) == 1:
+        if max(self._mistakes, self._errors) == 1 and is_mistake not in self._told:
+            self._told.add(is_mistake)
             kind = "by a mistake in it" if is_mistake else "before it had a value"
             checks.warn(f"fun failed at a point {kind}: {text}. The run continues.")
         most = self._policy.max_consecutive_failures
