@@ -9,7 +9,7 @@ import pytest
 
 import radazo_jax as zo
 from tests.helpers import calls
-from tests.helpers.short_runs import METHOD, START, run, square, traced
+from tests.helpers.short_runs import METHOD, run, square, traced
 from tests.helpers.tables import slow
 
 POPULATION = zo.zo_sgd(1e-2), zo.evolution_strategy(zo.rademacher(), population_size=6)
