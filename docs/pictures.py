@@ -225,7 +225,7 @@ def simulator(colors: Colors) -> plt.Figure:
         points.append(np.array(x))
         return float(np.hypot(x[0] - 1.6, 2 * (x[1] + 0.5)) + 0.2 * np.round(2 * x[1]))
 
-    zo.minimize_black_box(
+    zo.minimize(
         simulate,
         np.array([-1.5, 0.6]),
         zo.methods.evolution(),
@@ -290,8 +290,8 @@ TOOLS = {
     "radazo": (0.0, 0.0, "zo.value_and_grad\nand zo.radazo"),
     "shaping": (-2.2, 1.0, "zo.evolution_strategy"),
     "many": (4.4, 2.0, "zo.train"),
-    "workers": (4.4, 1.0, "zo.minimize_black_box\nwith workers, journal"),
-    "minimize": (2.2, 0.0, "zo.minimize, or\nzo.minimize_black_box"),
+    "workers": (4.4, 1.0, "zo.minimize\nwith workers, journal"),
+    "minimize": (2.2, 0.0, "zo.minimize"),
 }
 ANSWERS = (
     ("gradient", "optax", "yes"),
@@ -422,9 +422,7 @@ def decides(colors: Colors) -> plt.Figure:
             found[kind].append((first + i, value))
             best.append(min([value, *best[-1:]]))
 
-    zo.minimize_black_box(
-        fun, np.zeros(size), max_evaluations=160, progress=False, callback=see
-    )
+    zo.minimize(fun, np.zeros(size), max_evaluations=160, progress=False, callback=see)
     figure, axes = plt.subplots(figsize=(7.4, 3.0), layout="constrained")
     axes.patch.set_alpha(0)
     axes.plot(best, color=colors.quiet, lw=1.2, label="lowest so far")

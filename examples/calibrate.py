@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=800)
     parser.add_argument("--processes", type=int, default=0, help="by default, none")
     args = parser.parse_args()
-    result = zo.minimize_black_box(
+    result = zo.minimize(
         loss,
         START,
         max_evaluations=args.evaluations,
@@ -89,7 +89,7 @@ def main() -> None:
         PARAMETERS, np.exp(TRUTH), np.exp(result.best.params), strict=True
     ):
         print(f"{name:20}{truth:8.3f}{found:8.3f}")
-    failed = int(result.state.failures.evaluations)
+    failed = int(result.history.failed.sum())
     print(f"loss: {result.best.value:.3f}, of {result.num_evaluations} evaluations")
     print(f"failed: {failed}")
 

@@ -13,7 +13,7 @@ from radazo_jax._src.runs.smoothing import Smoothing
 from radazo_jax._src.runs.told import Told
 from radazo_jax._src.steps.solver import Solver
 from radazo_jax._src.steps.states import Failures, RunError, SolverState, StepInfo
-from radazo_jax._src.workers.roster import WorkerReport
+from radazo_jax._src.workers.fleet import WorkerReport
 
 __all__ = [
     "AskTell",

@@ -60,7 +60,7 @@ DARK = (
 TERMS = {
     "low_rank": "api/low_rank/",
     "radazo": "api/radazo/",
-    "minimize_black_box": "api/minimize_black_box/",
+    "minimize": "api/minimize/",
     "orthonormal": "api/orthonormal/",
     "ScaleByRadazoState": "api/transforms.ScaleByRadazoState/",
     "by_group": "api/shaping.by_group/",

@@ -3,7 +3,7 @@
 Each tool has one scale to choose: the learning rate, or the standard deviation at the
 start. It gets the better one of two, by the loss, on a seed that the tables do not use;
 everything else is the tool's default, or stands in the script. The default method of
-`minimize_black_box` has nothing to choose. The result of a run is the best of all
+`minimize` has nothing to choose. The result of a run is the best of all
 points that it has evaluated.
 """
 
@@ -88,7 +88,7 @@ def radazo(problem: Problem, rate: float, budget: int, seed: int, pool: Any) -> 
 
 def default(problem: Problem, scale: None, budget: int, seed: int, pool: Any) -> Run:
     del scale
-    minimize = functools.partial(zo.minimize_black_box, executor=pool)
+    minimize = functools.partial(zo.minimize, executor=pool)
     return _run(minimize, problem, max_evaluations=budget, key=seed)
 
 

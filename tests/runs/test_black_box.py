@@ -205,7 +205,7 @@ def test_the_bar_tells_the_best_the_rate_and_failures(capsys):
 
 def test_the_bar_counts_evaluations_if_they_are_the_budget(capsys):
     """The default method takes steps of one evaluation, and of several."""
-    zo.minimize_black_box(lambda x: float(x @ x), np.ones(3), max_evaluations=40)
+    zo.minimize(lambda x: float(x @ x), np.ones(3), max_evaluations=40)
     [*_, last] = re.findall(r"(\d+)/(\d+) \[", capsys.readouterr().err)
     assert 20 < int(last[0]) <= int(last[1]) == 40
 

@@ -62,12 +62,13 @@ def test_is_the_loop_written_by_hand():
 
 
 def test_a_sample_may_be_a_constant():
-    """It is the loss at this batch, because its key is not used."""
-    found = run(
-        3,
-        lambda x, batch: jnp.sum((x - batch[0]) ** 2),
-        sample=lambda key: (jnp.float32(0.5),),
-    )
+    """It is the loss at this batch, with a warning, because its key is not used."""
+    with pytest.warns(UserWarning, match="sample must draw by its key"):
+        found = run(
+            3,
+            lambda x, batch: jnp.sum((x - batch[0]) ** 2),
+            sample=lambda key: (jnp.float32(0.5),),
+        )
     expected = run(3, lambda x: jnp.sum((x - 0.5) ** 2))
     np.testing.assert_allclose(found.params, expected.params, rtol=1e-5)
 
@@ -198,7 +199,7 @@ def test_progress_without_tqdm_is_a_line_a_chunk(capsys, monkeypatch):
         ({"chunk_size": "10"}, TypeError, "chunk_size.*'10'"),
         ({"key": None}, TypeError, "key must be a key"),
         ({"params": {}}, ValueError, "empty tree"),
-        ({"params": jnp.zeros(0)}, ValueError, "empty arrays in Array"),
+        ({"params": jnp.zeros(0)}, ValueError, "empty arrays in float32"),
         ({"params": jnp.arange(3)}, TypeError, "int32 at params"),
         ({"fun": 3.0}, TypeError, "loss must be a function of params; got 3.0"),
         ({"fun": lambda x: x}, ValueError, r"scalar loss; got an array of shape"),
@@ -289,8 +290,8 @@ def test_arrays_of_a_function_are_arguments():
     ],
     ids=["float", "NumPy", "if", "index"],
 )
-def test_a_function_that_cannot_be_traced_is_sent_to_black_boxes(fun):
-    with pytest.raises(TypeError, match=r"fun must be .*minimize_black_box") as caught:
+def test_a_function_that_cannot_be_traced_is_sent_to_minimize(fun):
+    with pytest.raises(TypeError, match=r"fun must be .* minimize, or to") as caught:
         run(2, fun)
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value.__cause__, jax.errors.JAXTypeError | TypeError)

@@ -116,7 +116,7 @@ def test_bounds_are_trees_like_the_parameters(bounds, params, expected):
 def test_other_bounds_are_refused_in_one_line(bounds, message):
     start = {"a": np.full(2, 0.5, np.float32), "b": np.float32(0.5)}
     with pytest.raises(ValueError, match=message) as error:
-        zo.minimize_black_box(lambda p: 0.0, start, bounds=bounds, progress=False)
+        zo.minimize(lambda p: 0.0, start, bounds=bounds, progress=False)
     text = str(error.value)
     assert "\n" not in text and "_Pairs" not in text and "_Elements" not in text
 

@@ -86,9 +86,9 @@ class Count:
 
 
 def default(count: Count, seed: int) -> np.ndarray:
-    """`minimize_black_box` with neither an optimizer nor an estimator."""
+    """`minimize` with its default method."""
     try:
-        result = zo.minimize_black_box(
+        result = zo.minimize(
             count.value,
             count.function.start,
             bounds=count.function.bounds,

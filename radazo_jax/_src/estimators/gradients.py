@@ -32,6 +32,7 @@ UNTRACEABLE = (
 )
 
 
+@checks.checks_names
 def estimate(
     estimator: GradientEstimator,
     fun: Callable[[optax.Params], Any],

@@ -239,6 +239,11 @@ def ask_tell(
       ((11, 3), True)
     """
     checks.check_called(optimizer)
+    if estimator is not None and callable(optimizer):
+        raise ValueError(
+            "estimator must be None with a method, which chooses its points; got "
+            f"{shown.part(estimator)}. Leave it out, or name an optimizer."
+        )
     is_optimizer = estimator is not None or hasattr(optimizer, "update")
     only = {"step": step, "evaluations": evaluations}
     if not is_optimizer:

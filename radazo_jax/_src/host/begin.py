@@ -1,6 +1,5 @@
 """What `minimize` and `ask_tell` check before a method begins."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -41,21 +40,14 @@ class Problem(NamedTuple):
 def check_method(method: Any) -> None:
     """Raises unless this is a method."""
     expected = "method must be a method such as methods.untuned()"
-    names = "The methods of this package are in zo.methods."
     if isinstance(method, GradientEstimator) or hasattr(method, "update"):
         kind = "estimator" if isinstance(method, GradientEstimator) else "optimizer"
         raise TypeError(
-            f"{expected}; got an {kind}. Pass it to train, which takes an optimizer "
-            "and an estimator."
-        )
-    if inspect.isgenerator(method):
-        raise TypeError(
-            f"{expected}; got a generator, which is a method that was called. Pass the "
-            "method itself."
+            f"{expected}; got an {kind}. Pass an optimizer and an estimator to train."
         )
     checks.check_called(method, "method")
     if not callable(method):
-        raise TypeError(f"{expected}; got {shown.tree(method)}. {names}")
+        raise TypeError(f"{expected}; got {shown.given(method)}.")
 
 
 def has_residuals(method: Method) -> bool:

@@ -14,6 +14,7 @@ from radazo_jax._src.host.questions import Questions
 from radazo_jax._src.host.table import Evaluations, Row, Table
 from radazo_jax._src.host.tally import Candidate, Tally
 from radazo_jax._src.host.vectors import Vectors
+from radazo_jax._src.methods import ends
 from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.runs import history
 from radazo_jax._src.runs.loop import Steps
@@ -79,6 +80,7 @@ class MethodRun(Steps):
         self._compares, self._scale = path is not None, 0.0
         self._num_new, self._tells_again = 0, True
         self._mistakes = self._errors = 0
+        self._told: set[bool] = set()  # The kinds of failures that were warned of.
         self._length: tuple[int, ...] = ()  # The number of residuals.
         self._error: BaseException | None = None
         self._is_interrupted = False
@@ -114,6 +116,9 @@ class MethodRun(Steps):
         end = self._questions.end
         return "" if end is None else end.reason
 
+    def ended(self) -> str:
+        return ends.stopped(self.reason)
+
     @property
     def evaluations(self) -> Evaluations:
         return self._answers.table.shown()
@@ -130,6 +135,9 @@ class MethodRun(Steps):
 
     def params(self, stopped: str) -> Any:
         del stopped
+        return self.so_far()
+
+    def so_far(self) -> Any:
         return self._vectors.one((self._confirmed or self._tally.best).point)
 
     # Steps.
@@ -307,7 +315,8 @@ class MethodRun(Steps):
         has_value = np.isfinite(self._tally.best.value)
         is_early = reply.raised and not has_value and not is_mistake
         self._errors = self._errors + 1 if is_early else 0
-        if max(self._mistakes, self._errors) == 1:
+        if max(self._mistakes, self._errors) == 1 and is_mistake not in self._told:
+            self._told.add(is_mistake)
             kind = "by a mistake in it" if is_mistake else "before it had a value"
             checks.warn(f"fun failed at a point {kind}: {text}. The run continues.")
         most = self._policy.max_consecutive_failures

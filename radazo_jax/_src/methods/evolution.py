@@ -8,6 +8,7 @@ import numpy as np
 
 from radazo_jax._src import checks
 from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start, Steps
+from radazo_jax._src.methods.ends import Reason, guarded
 from radazo_jax._src.methods.known import Known
 from radazo_jax._src.methods.points import finite
 
@@ -162,6 +163,7 @@ class Evolution:
     step_size: float = 0.3
     scale: Any = 1.0
 
+    @guarded
     def __call__(self, start: Start) -> Steps:
         x, gridded = start.params, np.any(start.step)
         # A second value says whether a point of a grid has one value.
@@ -435,7 +437,7 @@ def steps(
 
 def _reason(
     c: Constants, state: State, first: float, history: list[tuple[float, float]]
-) -> str | None:
+) -> Reason | None:
     """Returns why the run has ended, or `None`."""
     variances = state.covariance
     if state.basis is not None:
@@ -443,18 +445,18 @@ def _reason(
     deviations = state.sigma * np.sqrt(np.maximum(variances, 0))
     least = np.maximum(_SMALLEST * first, np.finfo(float).eps * abs(state.mean))
     if np.all(deviations < least) and np.all(state.sigma * abs(state.path_c) < least):
-        return "a minimum was found"
+        return Reason.MINIMUM
     if not np.all(deviations < _LARGEST * first):
-        return "the step size has diverged"
+        return Reason.GROWING
     if np.max(state.deviations) >= 0.999 * math.sqrt(_CONDITION) * np.min(
         state.deviations
     ):
-        return "the covariance has become singular"
+        return Reason.SINGULAR
     latest = [least for least, _ in history[-c.patience :]]
     highest, lowest = max(latest), min(latest)
     if len(latest) == c.patience and highest <= lowest + _EQUAL * abs(lowest):
-        return "the values have become equal"
-    return "the values no longer fall" if _stagnates(c, state, history) else None
+        return Reason.EQUAL
+    return Reason.STAGNANT if _stagnates(c, state, history) else None
 
 
 def _stagnates(c: Constants, state: State, history: list[tuple[float, float]]) -> bool:

@@ -19,6 +19,7 @@ from radazo_jax._src.methods.contract import (
     Steps,
     check_continuous,
 )
+from radazo_jax._src.methods.ends import decided, guarded
 from radazo_jax._src.methods.points import scaled
 
 # K is at least 10, because two of the K + 2 evaluations of a step are no directions. It
@@ -290,6 +291,7 @@ class Many:
 
     num_directions: int | None = None
 
+    @guarded
     def __call__(self, start: Start) -> Steps:
         check_continuous("many()", start)
         values = yield start.params[None]
@@ -424,9 +426,7 @@ def steps(start: Start, value: float, num_directions: int | None = None) -> Step
             idle = idle.after(best.value, resolution)
             searches = size.searching and size.size > 0
             if idle.cycles >= (_SEARCHES if searches else _IDLE):
-                found = np.isfinite(best.value)
-                reason = "a minimum was found" if found else "the function failed"
-                return best._replace(reason=reason)
+                return best._replace(reason=decided(best.value, size.curvature > 0))
     raise AssertionError("unreachable")
 
 

@@ -95,7 +95,7 @@ class Journal(Lines):
 
     def take_first(self, fields: dict[str, Any]) -> dict[str, Any]:
         expected, found = f"the format {FORMAT}", fields.get("format")
-        of_points = found == FORMAT and fields.get("points") is not None
+        of_points = found == FORMAT and fields["points"] is not None
         if not of_points:
             got = f"{found!r}, of another version of radazo_jax"
             if found == FORMAT or "table" in fields:

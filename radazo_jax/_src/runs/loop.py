@@ -90,8 +90,8 @@ class Steps(abc.ABC):
         return None
 
     def ended(self) -> str:
-        """Returns "converged" if the run ends by itself, else an empty string."""
-        return "converged" if self.reason else ""
+        """Returns what a run that ended by itself is called, else an empty text."""
+        return ""
 
     def resume(self) -> None:
         """Takes the steps of a journal, if there is one."""
@@ -129,6 +129,10 @@ class Steps(abc.ABC):
     def outside(self) -> Any:
         """The state as the caller gets it."""
         return self.state
+
+    def so_far(self) -> Any:
+        """The parameters of the result of an error."""
+        return self.outside().params
 
     def history(self) -> History:
         """The numbers of all steps so far."""
@@ -176,16 +180,18 @@ def run(
             if progress:
                 steps.show = lambda: show(_figures(steps))
             stopped = _take_all(steps, policy, ends, rising)
+            params = steps.params(stopped)
     except RunError as error:
         error.state = steps.outside()
-        error.result = _result(steps, "failure", rate)
+        error.result = _result(steps, steps.so_far(), "failure", rate)
         raise
     except (Exception, KeyboardInterrupt) as error:
         # Nothing that was evaluated is lost by an error of a callback, or by Ctrl-C.
         with contextlib.suppress(Exception):
-            error.result = _result(steps, "failure", rate)  # type: ignore[union-attr]
+            result = _result(steps, steps.so_far(), "failure", rate)
+            error.result = result  # type: ignore[union-attr]
         raise
-    return _result(steps, stopped, rate)
+    return _result(steps, params, stopped, rate)
 
 
 def _figures(steps: Steps) -> dict[str, str]:
@@ -276,13 +282,15 @@ class _Standstill:
             )
 
 
-def _result(steps: Steps, stopped: str, rate: LearningRate | None) -> Result:
+def _result(
+    steps: Steps, params: Any, stopped: str, rate: LearningRate | None
+) -> Result:
     """The result of a run that has ended for this reason."""
     history = steps.history()
     count = int(np.sum(history.evaluations))
     count += 0 if rate is None else rate.num_evaluations
     return Result(
-        params=steps.params(stopped),
+        params=params,
         best=steps.best,
         values=losses(history, steps.dtype),
         num_evaluations=count,
