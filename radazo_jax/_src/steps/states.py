@@ -274,7 +274,7 @@ class Policy(NamedTuple):
         if not steps or usable:
             return
         what = f"fun had no finite value to use in any of the run's {steps} steps."
-        raise _failed(what, last, "continues the run")
+        raise _failed(what, last)
 
     def check(
         self, failures: Failures, steps: int, limits: np.ndarray, last: str = ""
@@ -293,19 +293,18 @@ class Policy(NamedTuple):
         step = steps - 1
         if self.on_failure == "raise":
             what = f"fun failed at step {step}, and on_failure is 'raise'."
-            raise _failed(what, last, "is the run without what failed")
+            raise _failed(what, last)
         what = (
             f"fun had no finite value to use in {limits[1]} steps in a row "
             f"(max_consecutive_failures), up to step {step}."
         )
-        raise _failed(what, last, "continues the run")
+        raise _failed(what, last)
 
 
-def _failed(what: str, last: str, meaning: str) -> RunError:
-    """The error of a run that failures end, with the last one; `run` adds its state."""
-    cause = f" The last failure: {last}." if last else ""
-    end = checks.refer_to("minimize")
-    return RunError(f"{what}{cause} The error's state {meaning}.{end}")
+def _failed(what: str, last: str) -> RunError:
+    """The error of a run that failures end, with the last one."""
+    cause = f" The last failure: {last.rstrip('.')}." if last else ""
+    return RunError(f"{what}{cause} The error's result is the run so far.")
 
 
 def exceeds(state: SolverState, limits: jax.Array) -> jax.Array:
