@@ -39,12 +39,13 @@ from radazo_jax._src.estimators.value_and_grad import value_and_grad
 from radazo_jax._src.evaluators.external import external
 from radazo_jax._src.evaluators.sharded import sharded
 from radazo_jax._src.evaluators.vectorized import vectorized
+from radazo_jax._src.host.ask_tell import ask_tell
+from radazo_jax._src.host.minimize import minimize
 from radazo_jax._src.perturb.transform import perturb
 from radazo_jax._src.runs.diagnose import diagnose
 from radazo_jax._src.runs.learning_rate import find_learning_rate
-from radazo_jax._src.runs.minimize import minimize, minimize_black_box
 from radazo_jax._src.runs.smoothing import find_smoothing
-from radazo_jax._src.runs.told import ask_tell, replay
+from radazo_jax._src.runs.told import replay
 from radazo_jax._src.runs.train import train
 from radazo_jax._src.steps.optax_wrapper import estimate_gradient
 from radazo_jax._src.steps.solver import solver
@@ -87,7 +88,6 @@ __all__ = [
     "keep_params_in",
     "low_rank",
     "minimize",
-    "minimize_black_box",
     "orthonormal",
     "perturb",
     "radazo",

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 try:
@@ -33,6 +34,7 @@ except ImportError as error:
         "radazo_jax.nnx needs Flax, which is not installed. Run pip install flax."
     ) from error
 
+from radazo_jax._src import shown
 from radazo_jax._src.contracts import (
     Evaluator,
     GradientEstimator,
@@ -44,10 +46,12 @@ from radazo_jax._src.contracts import (
 from radazo_jax._src.estimators import arguments, gradients
 from radazo_jax._src.estimators import value_and_grad as arrays
 from radazo_jax._src.evaluators.vectorized import vectorized
+from radazo_jax._src.names import checks_names
 
 __all__ = ["value_and_grad", "value_fn"]
 
 
+@checks_names
 def value_and_grad(
     loss_fn: Objective,
     estimator: GradientEstimator,
@@ -110,7 +114,9 @@ def value_and_grad(
     """
     _check_loss_fn(loss_fn)
     if not isinstance(argnums, int):
-        raise TypeError(f"argnums must be the position of the model; got {argnums!r}.")
+        raise TypeError(
+            f"argnums must be the position of the model; got {shown.given(argnums)}."
+        )
 
     def estimated(
         key: jax.typing.ArrayLike | None = None, *args: Any, **kwargs: Any
@@ -148,6 +154,7 @@ def value_and_grad(
     return estimated
 
 
+@checks_names
 def value_fn(
     loss_fn: Callable[..., jax.Array],
     model: nnx.Module,
@@ -175,7 +182,8 @@ def value_fn(
       loss.
 
     Raises:
-      TypeError: If `loss_fn` is not callable.
+      TypeError: If `loss_fn` is not callable, or a variable of `wrt` is not
+        floating-point.
       ValueError: If no variable of the model is in `wrt`.
 
     Examples:
@@ -213,7 +221,9 @@ def value_fn(
 
 def _check_loss_fn(loss_fn: Any) -> None:
     if not callable(loss_fn):
-        raise TypeError(f"loss_fn must be a function of the model; got {loss_fn!r}.")
+        raise TypeError(
+            f"loss_fn must be a function of the model; got {shown.given(loss_fn)}."
+        )
 
 
 def _objects(arguments: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
@@ -252,6 +262,14 @@ def _split(
             f"wrt must match variables of the model; {wrt!r} matches none of "
             f"{type(nodes[0]).__name__}."
         )
+    for path, variable in nnx.to_flat_state(params):
+        value = variable.get_raw_value()
+        if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+            raise TypeError(
+                f"wrt must match floating-point variables; got {shown.tree(value)} at "
+                f"{'.'.join(map(str, path))} of {type(nodes[0]).__name__}. Pass wrt="
+                f"nnx.All(nnx.Param, nnx.Not(nnx.PathContains({path[-1]!r})))."
+            )
     # A copy, because the model continues to write to its own variables.
     return graphdef, params, jax.tree.map(lambda x: x, rest)
 

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import trees
+from radazo_jax._src import shown, trees
+from radazo_jax._src.names import checks_names as checks_names
 from radazo_jax._src.trees import at_least_float32
 
 # The packages whose frames lie between a warning and the call of the user.
@@ -200,15 +201,39 @@ def _check_number(
     return float(value)
 
 
+def check_fun(fun: Any, name: str = "fun") -> None:
+    """Raises unless an argument of this name is a function."""
+    if not callable(fun):
+        given = shown.given(fun)
+        raise TypeError(f"{name} must be a function of params; got {given}.")
+
+
 def check_called(given: Any, name: str = "optimizer") -> None:
-    """Raises if this is a function that makes optimizers or methods, uncalled."""
+    """Raises for functions that make optimizers or methods, and for names of methods.
+
+    Args:
+      given: The argument of a caller.
+      name: Its name in errors.
+    """
+    expected = f"{name} must be a method such as methods.untuned()"
+    if name == "optimizer":
+        expected = (
+            "optimizer must be an Optax transformation such as radazo(1e-3), or a "
+            "method such as methods.untuned()"
+        )
+    if isinstance(given, str | types.GeneratorType):
+        got = repr(given) if isinstance(given, str) else "a method that was called"
+        raise TypeError(
+            f"{expected}; got {got}. Pass one of zo.methods, such as "
+            "zo.methods.evolution(), and do not call it."
+        )
     if not isinstance(given, types.FunctionType):
         return
     if given.__module__.partition(".")[0] in ("radazo_jax", "optax"):
+        maker = given.__name__
         raise TypeError(
-            f"{name} must be an object such as radazo(1e-3) or methods.untuned(); got "
-            f"the function {given.__name__} without parentheses. Call it, as in "
-            f"{given.__name__}(...)."
+            f"{expected}; got the function {maker} without parentheses. Call it, as in "
+            f"{maker}(...)."
         )
 
 
@@ -245,9 +270,7 @@ def refer_to(name: str) -> str:
 
 def _describe(value: Any) -> str:
     """The value and its type on one line, as errors print them."""
-    text = " ".join(repr(value).split())
-    short = text if len(text) <= 80 else f"{text[:79]}…"
-    return f"{short} of type {type(value).__name__}"
+    return f"{shown.given(value)} of type {type(value).__name__}"
 
 
 def as_params(params: optax.Params) -> Any:
@@ -268,14 +291,27 @@ def check_all_finite(params: Any) -> None:
             )
 
 
+def check_not_masked(name: str, tree: Any) -> None:
+    """Raises if a tree holds a masked array, whose masked numbers would be used."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if isinstance(leaf, np.ma.MaskedArray):
+            raise TypeError(
+                f"{name} must hold arrays without masks; got a masked one at {name}"
+                f"{jax.tree_util.keystr(path)}. Leave out what is masked, or give it a "
+                "value by .filled(value)."
+            )
+
+
 def check_params(params: optax.Params) -> None:
     """Raises if `params` are no tree of real floating-point arrays with elements."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise ValueError(
-            f"params must hold at least one array; got the empty tree {params!r}."
+            "params must hold at least one array; got the empty tree "
+            f"{shown.given(params)}."
         )
     check_not_deleted("params", params)
+    check_not_masked("params", params)
     for path, leaf in leaves:
         try:
             dtype = jnp.result_type(leaf)
@@ -292,7 +328,8 @@ def check_params(params: optax.Params) -> None:
             )
     if not any(np.size(leaf) for _, leaf in leaves):
         raise ValueError(
-            f"params must hold at least one number; got empty arrays in {params!r}."
+            "params must hold at least one number; got empty arrays in "
+            f"{shown.tree(params)}."
         )
 
 
@@ -315,13 +352,15 @@ def _how_to_convert(leaf: Any, dtype: Any) -> str:
 
 def _how_to_split(params: Any, advice: str) -> str:
     """Advice for parameters that are not all floating-point arrays."""
+    if isinstance(params, types.FunctionType):
+        return "Pass fun before params."
     modules = {kind.__module__ for kind in type(params).__mro__}
     if any(name.startswith("flax.linen") for name in modules):
         return (
             "A Linen module has no parameters: pass module.init(key, x)['params'], and "
             "call module.apply({'params': params}, x) in fun."
         )
-    if any(name.startswith("flax.nnx") for name in modules):
+    if any(name.startswith("flax.nnx.module") for name in modules):
         return (
             "Use radazo_jax.nnx.value_and_grad, which perturbs the nnx.Param of a "
             "module and keeps the state of its Dropout and BatchNorm."
@@ -408,15 +447,21 @@ def checked_loss(
                 f"fun must return a scalar loss{' or a vector' * vector_valued}; got "
                 f"an array of shape {shape}. Take its mean or sum."
             )
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(
-                f"fun must return a real floating-point loss; got dtype {dtype}."
-            )
+        check_floating(value)
         # A float64 loss becomes float32 unless 64 bits are enabled outside of it too.
         dtype = jax.dtypes.canonicalize_dtype(at_least_float32(dtype))
         return jnp.asarray(value).astype(dtype), aux
 
     return loss
+
+
+def check_floating(value: Any) -> None:
+    """Raises unless a loss is real and floating-point, or stands for one that is."""
+    dtype, _ = _dtype_and_shape(value)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(
+            f"fun must return a real floating-point loss; got dtype {dtype}."
+        )
 
 
 def as_pair(output: Any) -> tuple[Any, Any]:
@@ -446,7 +491,8 @@ def as_values(values: Any, dtype: jax.typing.DTypeLike) -> np.ndarray:
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise TypeError(
-            f"values must be real numbers, NaN for what failed; got {values!r}."
+            f"values must be real numbers, NaN for what failed; got "
+            f"{shown.given(values)}."
         )
     # Values beyond float32 are infinite: they failed.
     with np.errstate(all="ignore"):

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, shown
 from radazo_jax._src.configuration import Configuration, check_fields
 from radazo_jax._src.directions.combination import LinearCombination
 from radazo_jax._src.directions.distribution import Direction
@@ -321,7 +321,7 @@ def check_estimator(estimator: Any) -> None:
     if not isinstance(estimator, GradientEstimator):
         raise TypeError(
             "estimator must be a GradientEstimator such as forward_difference(); got "
-            f"{estimator!r}.{checks.refer_to('estimators')}"
+            f"{shown.given(estimator)}.{checks.refer_to('estimators')}"
         )
     check_fields(estimator)
 
@@ -375,7 +375,7 @@ def check_evaluator(evaluator: Any, traces: bool = True) -> None:
     if not isinstance(evaluator, Evaluator):
         raise TypeError(
             "evaluator must be an Evaluator such as vectorized(batch_size=1); got "
-            f"{evaluator!r}."
+            f"{shown.given(evaluator)}."
         )
     if traces and not evaluator.compiled:
         raise TypeError(

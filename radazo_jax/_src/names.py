@@ -1,63 +1,84 @@
 """Arguments of other packages and of other functions: errors name the right place."""
 
+import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_CALLS = "It is an argument of minimize, and of external(...), an evaluator of train."
-_EVALUATIONS = "Pass max_evaluations."
-_KEY = "Pass key, an integer or jax.random.key(0)."
-_PROGRESS = "Pass progress."
-_SIGN = "Values are minimized: return -fun(x) to maximize."
-_TOLERANCE = "Pass methods.untuned(tolerance=...) to minimize."
-_TRAIN = "It is an argument of train."
-_UNTUNED = "It is an argument of methods.untuned(...), a method of minimize."
-_WORKERS = "Pass workers to minimize_black_box."
-_ARGUMENTS = {
-    "args": "Close over them: pass lambda x: fun(x, *args).",
+# Arguments of other packages, and what they are here, the likeliest first.
+_MEANT = {
+    "num_steps": "epochs iterations max_iter max_steps maxiter n_iter niter steps",
+    "max_evaluations": "budget max_evals max_iter max_steps maxevals maxfev maxfevals "
+    "maxfun maxiter n_calls n_trials steps",
+    "bounds": "lb lower lower_bounds ub upper upper_bounds",
+    "callback": "callbacks",
+    "fun": "func loss loss_fn objective",
+    "journal": "checkpoint storage",
+    "key": "random_seed random_state rng seed",
+    "learning_rate": "lr step_size",
+    "loss": "fun func loss_fn objective",
+    "max_seconds": "max_time maxtime",
+    "method": "algorithm optimizer",
+    "num_directions": "num_samples popsize",
+    "optimizer": "algorithm method",
+    "params": "theta x x0",
+    "progress": "disp verbose",
+    "sample": "batches data dataset",
+    "scale": "rhobeg sigma sigma0",
+    "smoothing": "eps epsilon mu sigma",
+    "step": "integers integrality",
+    "tolerance": "atol ftol gtol rtol tol xtol",
+    "workers": "n_jobs n_workers num_workers parallel processes",
+}
+
+# What an argument is, or where it is one.
+_HINTS = {
+    "bounds": ["a tuple (lower, upper)"],
+    "key": ["an integer or jax.random.key(0)"],
+    "method": ["such as methods.evolution(), or an optimizer to train"],
+    "optimizer": ["such as radazo(1e-3), or a method to minimize"],
+    "scale": ["the size of a typical change of each parameter"],
+    "step": ["the spacing of the values, 1 for whole numbers"],
+}
+_CALLS = "an argument of minimize, and of external(...), an evaluator of train"
+_ESTIMATOR = "an argument of estimators such as forward_difference()"
+_METHOD = "an argument of methods such as methods.untuned(), for minimize"
+_TRAIN = "an argument of train"
+_PLACES = {
+    "batch_size": "an argument of evaluators such as vectorized()",
     "batched": _CALLS,
     "chunk_size": _TRAIN,
-    "constraints": "Add a penalty to fun, or take COBYQA of SciPy.",
-    "direction": _SIGN,
-    "disp": _PROGRESS,
     "estimator": _TRAIN,
+    "evaluations": "an argument of minimize",
     "executor": _CALLS,
-    "ftol": _TOLERANCE,
     "has_aux": _TRAIN,
-    "jac": "Leave it out: gradients are estimated from values.",
-    "lr": "Pass learning_rate, an argument of optimizers such as radazo(1e-3).",
-    "maxfev": _EVALUATIONS,
-    "maxfun": _EVALUATIONS,
-    "maximize": _SIGN,
-    "maxiter": "Pass num_steps, or max_evaluations.",
-    "method": "Pass a method to minimize, and an optimizer and an estimator, such as "
-    "radazo(1e-3) and forward_difference(), to train.",
-    "mu": "Pass smoothing, an argument of estimators such as forward_difference().",
-    "n_calls": _EVALUATIONS,
-    "n_jobs": _WORKERS,
-    "n_trials": _EVALUATIONS,
+    "learning_rate": "an argument of optimizers such as radazo(1e-3)",
+    "max_evaluations": "an argument of minimize and train",
+    "num_directions": _ESTIMATOR,
     "num_steps": _TRAIN,
-    "num_workers": _WORKERS,
-    "optimizer": _TRAIN,
-    "options": "Pass each option as an argument.",
-    "random_state": _KEY,
-    "restarts": _UNTUNED,
+    "restarts": _METHOD,
     "retries": _CALLS,
     "sample": _TRAIN,
-    "scale": _UNTUNED,
-    "seed": _KEY,
-    "sigma0": "Pass methods.untuned(scale=...), a typical change, to minimize.",
-    "step": "It is an argument of minimize.",
+    "scale": _METHOD,
+    "smoothing": _ESTIMATOR,
+    "step": "an argument of minimize",
     "timeout": _CALLS,
-    "tol": _TOLERANCE,
-    "tolerance": _UNTUNED,
-    "verbose": _PROGRESS,
+    "tolerance": _METHOD,
     "workers": _CALLS,
-    "x0": "Pass params.",
+}
+
+_SIGN = "Values are minimized: return -fun(x) to maximize."
+_OTHERWISE = {
+    "args": "Close over them: pass lambda x: fun(x, *args).",
+    "constraints": "Add a penalty to fun, or take COBYQA of SciPy.",
+    "direction": _SIGN,
+    "jac": "Leave it out: gradients are estimated from values.",
+    "maximize": _SIGN,
+    "options": "Pass each option as an argument.",
 }
 
 _STOPPED = "Read stopped, the reason for which the run ended."
@@ -74,22 +95,47 @@ _ATTRIBUTES = {
 }
 
 
-def check_arguments(function: Callable[..., Any], given: dict[str, Any]) -> None:
-    """Raises if an argument of a function has the name of another package."""
+def check_arguments(function: Callable[..., Any], given: Iterable[str]) -> None:
+    """Raises if an argument of a function has another name here.
+
+    Raises:
+      TypeError: If it is known what is meant; else Python has an error of its own.
+    """
+    parameters = inspect.signature(function).parameters
+    own = [n for n, x in parameters.items() if x.kind is not x.VAR_KEYWORD]
+    if len(own) < len(parameters):  # The function that gets the others checks them.
+        return
     for name in given:
-        if name in _ARGUMENTS and name not in inspect.signature(function).parameters:
+        advice = "" if name in own else _advice(name, own)
+        if advice:
             raise TypeError(
                 f"{function.__name__} must get arguments by its own names; got "
-                f"{name}. {_ARGUMENTS[name]}"
+                f"{name}. {advice}"
             )
 
 
+def _advice(name: str, own: list[str]) -> str:
+    """What to pass to a function with these arguments, empty if it is not known."""
+    if name in _OTHERWISE:
+        return _OTHERWISE[name]
+    meant = [ours for ours, theirs in _MEANT.items() if name in theirs.split()]
+    if not meant:
+        meant = [name] if name in _PLACES else difflib.get_close_matches(name, own, 1)
+    for ours in meant:
+        if ours in own:
+            return f"Pass {', '.join([ours, *_HINTS.get(ours, [])])}."
+    places = [f"Pass {x}, {_PLACES[x]}." for x in meant if x in _PLACES]
+    return places[0] if places else ""
+
+
 def checks_names(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Makes a function name the right place of an argument that it does not have."""
+    """Makes a function say what an argument of another name is called here."""
+    own = inspect.signature(function).parameters.keys()
 
     @functools.wraps(function)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        check_arguments(function, kwargs)
+        if not own >= kwargs.keys():
+            check_arguments(function, kwargs)
         if function.__name__ == "minimize" and len(args) > 3:
             raise TypeError(
                 f"minimize must get at most 3 arguments without names; got {len(args)}."

@@ -13,6 +13,7 @@ from radazo_jax._src.contracts import Draw, Points
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.distribution import Direction, Distribution
 from radazo_jax._src.directions.layout import Layout
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.numbers import generator
 from radazo_jax._src.numbers.counter import Positions
 from radazo_jax._src.perturb import transform
@@ -20,6 +21,7 @@ from radazo_jax._src.trees import as_arrays, at_least_float32, widest
 from radazo_jax._src.xla import on_any_mesh, specs_of
 
 
+@checks_names
 def sample_points(
     distribution: Distribution,
     draw: Draw,
@@ -64,6 +66,7 @@ def sample_points(
     return Points(directions, each, includes_params, layout)
 
 
+@checks_names
 def points_along(
     tree: Any,
     scales: Sequence[float] | jax.Array,
@@ -145,6 +148,7 @@ def _next_in_run(draw: Draw, num_directions: int) -> tuple[jax.Array, jax.Array]
     return key, (step % most) * np.uint32(num_directions)
 
 
+@checks_names
 def candidates(points: Points, params: optax.Params) -> optax.Params:
     """Returns the points as trees of arrays, for evaluations outside of a program.
 
@@ -185,6 +189,7 @@ def candidates(points: Points, params: optax.Params) -> optax.Params:
     return jax.tree.map(flat, params, moved_params)
 
 
+@checks_names
 def candidate_rows(points: Points, params: optax.Params) -> jax.Array:
     """Returns the points as vectors, for estimators of few parameters.
 

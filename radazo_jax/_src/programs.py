@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from radazo_jax._src import checks, trees
 
@@ -129,6 +130,13 @@ class Traced:
             for x in core.jaxpr_as_fun(program)(*arrays)
         ]
         return self._trace.output.merge(found)
+
+    @property
+    def uses_arguments(self) -> bool:
+        """Whether its output depends on an argument, or on what a callback returns."""
+        jaxpr = self._trace.jaxpr
+        needed, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+        return any(used) or bool(needed.effects)
 
     @property
     def output(self) -> Any:

@@ -4,6 +4,7 @@ They read no array but scalars, and work on what has no values: traced arrays,
 `jax.ShapeDtypeStruct`, and arrays that were deleted or lie on other processes.
 """
 
+import contextlib
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,8 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from radazo_jax._src.trees import size
+
 _LEAVES = 4  # The leaves of a tree that are listed.
 _NUMBERS = 10  # The elements of a tree whose numbers are listed.
+_LENGTH = 80  # The characters of anything else.
 
 
 def on_a_line(named: Any, **fields: str) -> str:
@@ -38,10 +42,19 @@ def tree(x: Any) -> str:
     return _listed(x, _leaf, _LEAVES)
 
 
+def given(x: Any) -> str:
+    """An argument of a caller on a line: as it is written, or the shapes of arrays."""
+    with contextlib.suppress(TypeError, ValueError):  # Python's objects are no trees.
+        if any(np.ndim(leaf) for leaf in jax.tree.leaves(x)) and size(x) > _NUMBERS:
+            return tree(x)
+    text = " ".join(repr(x).split())
+    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 1]}…"
+
+
 def params(x: Any) -> str:
     """The numbers of a tree if they are few and known here, else its shapes."""
     leaves = jax.tree.leaves(x)
-    few = sum(np.size(leaf) for leaf in leaves) <= _NUMBERS
+    few = size(x) <= _NUMBERS
     if not (leaves and few and all(map(_is_known, leaves))):
         return tree(x)
     return _listed(x, lambda leaf: _numbers(np.asarray(leaf)), len(leaves))

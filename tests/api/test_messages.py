@@ -103,6 +103,104 @@ def test_a_swapped_optimizer_and_estimator_are_recognized():
         assert "swapped?" in message(TypeError, call)
 
 
+LARGE = np.ones((50, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: zo.solver(LARGE, loss, FORWARD),
+        lambda: zo.solver(loss, LARGE, FORWARD),
+        lambda: zo.solver(loss, zo.zo_sgd(1e-2), LARGE),
+        lambda: zo.find_learning_rate(LARGE, LARGE, 10),
+        lambda: zo.find_smoothing(LARGE, LARGE),
+        lambda: zo.diagnose(LARGE, LARGE),
+        lambda: zo.value_and_grad(loss, FORWARD, evaluator=LARGE),
+        lambda: zo.value_and_grad(loss, FORWARD, LARGE),
+        lambda: zo.forward_difference(LARGE),
+        lambda: zo.evolution_strategy(shaping=LARGE),
+        lambda: zo.keep_params_in(LARGE),
+        lambda: zo.sharded(LARGE),
+        lambda: zo.vectorized(LARGE),
+        lambda: zo.contrib.prior_guided(prior=LARGE),
+        lambda: zo_nnx.value_and_grad(LARGE, FORWARD),
+    ],
+)
+def test_arrays_in_the_wrong_place_are_shown_by_their_shapes(call):
+    text = message(TypeError, call)
+    assert "got float32[50, 3]" in text and len(text) < 250
+
+
+@pytest.mark.parametrize("call", [zo.find_learning_rate, zo.find_smoothing])
+def test_a_function_after_its_parameters_is_recognized(call):
+    given = (10,) if call is zo.find_learning_rate else ()
+    assert message(TypeError, call, LARGE, loss, *given).endswith("fun before params.")
+
+
+@pytest.mark.parametrize(
+    "named", ["cma", zo.methods.evolution()(None)], ids=["a name", "called"]
+)
+def test_a_name_and_a_method_that_was_called_are_referred_to_methods(named):
+    for call, argument in (
+        (lambda: zo.minimize(loss, START, named), "method"),
+        (lambda: zo.ask_tell(START, named), "optimizer"),
+        (lambda: zo.solver(loss, named, FORWARD), "optimizer"),
+    ):
+        text = message(TypeError, call)
+        assert text.startswith(f"{argument} must be")
+        assert "zo.methods.evolution()" in text
+
+
+MASKED = np.ma.masked_array(START, mask=[False, False, True])
+MASKED_CALLS = {
+    "minimize": lambda: zo.minimize(loss, MASKED),
+    "a tree": lambda: zo.minimize(loss, {"a": MASKED}),
+    "by hand": lambda: zo.ask_tell(MASKED),
+    "solver": lambda: zo.solver(loss, zo.zo_sgd(1e-2), FORWARD).init(MASKED, 0),
+    "an estimate": lambda: zo.value_and_grad(loss, FORWARD)(0, MASKED),
+    "a rate": lambda: zo.find_learning_rate(loss, MASKED, 10),
+    "a diagnosis": lambda: zo.diagnose(loss, MASKED),
+}
+BOUNDS = {
+    "a tuple": (-1.0, MASKED),
+    "pairs": np.ma.masked_array(np.ones((3, 2)), mask=np.eye(3, 2)),
+    "pairs in a list": [(0.0, 1.0), (0.0, np.ma.masked), (0.0, 1.0)],
+    "SciPy's": type("Bounds", (), {"lb": -START, "ub": MASKED})(),
+}
+
+
+@pytest.mark.parametrize("call", MASKED_CALLS.values(), ids=MASKED_CALLS)
+def test_masked_parameters_are_refused(call):
+    text = message(TypeError, call)
+    assert text.startswith("params must hold arrays without masks") and ".fill" in text
+
+
+@pytest.mark.parametrize("bounds", BOUNDS.values(), ids=BOUNDS)
+def test_masked_bounds_are_refused(bounds):
+    for call in (
+        lambda: zo.ask_tell(np.zeros(3), bounds=bounds),
+        lambda: zo.minimize(loss, START, bounds=bounds),
+        lambda: zo.solver(loss, zo.zo_sgd(1e-2), FORWARD, bounds=bounds),
+    ):
+        text = message(TypeError, call)
+        assert text.startswith("bounds must hold arrays without masks")
+
+
+INTEGERS = {
+    "nothing named": lambda fun: zo.train(fun, START, progress=False),
+    "an optimizer": lambda fun: zo.train(fun, START, zo.radazo(1e-2)),
+    "a rate": lambda fun: zo.find_learning_rate(fun, START, 10),
+    "a smoothing": lambda fun: zo.find_smoothing(fun, START),
+    "an estimate": lambda fun: zo.value_and_grad(fun, FORWARD)(0, START),
+}
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_a_loss_that_counts_is_refused(kind):
+    text = message(TypeError, INTEGERS[kind], lambda x: jnp.sum(x > 0))
+    assert text == "fun must return a real floating-point loss; got dtype int32."
+
+
 @pytest.mark.parametrize("made", [zo.radazo, optax.adam, zo.methods.evolution])
 def test_a_function_without_parentheses_is_recognized(made):
     expected = f"the function {made.__name__} without parentheses. Call it"
@@ -129,15 +227,15 @@ SLOPES, SGD = zo.methods.slopes(), zo.zo_sgd(1e-2)
         (lambda: zo.minimize(loss, START, SGD), "to train."),
         (lambda: zo.minimize(loss, START, FORWARD), "to train."),
         (lambda: zo.minimize(loss, START, SGD, FORWARD), "to train."),
-        (lambda: zo.minimize(loss, START, optimizer=SGD), "argument of train."),
+        (lambda: zo.minimize(loss, START, optimizer=SGD), "optimizer to train."),
         (lambda: zo.minimize(loss, START, estimator=FORWARD), "argument of train."),
         (lambda: zo.minimize(loss, START, sample=jnp.sum), "argument of train."),
         (lambda: zo.train(loss, START, SLOPES), "Pass a method to minimize."),
         (lambda: zo.train(loss, START, SLOPES, FORWARD), "method to minimize."),
-        (lambda: zo.train(loss, START, method=SLOPES), "method to minimize,"),
+        (lambda: zo.train(loss, START, method=SLOPES), "method to minimize."),
         (lambda: zo.train(loss, START, step=1.0), "argument of minimize."),
         (lambda: zo.train(loss, START, workers=2), "external(...)"),
-        (lambda: zo.train(loss, START, tolerance=0.1), "methods.untuned(...)"),
+        (lambda: zo.train(loss, START, tolerance=0.1), "methods.untuned()"),
         (lambda: zo.solver(loss, SLOPES, FORWARD), "Pass a method to minimize."),
     ],
 )
@@ -203,7 +301,6 @@ def _runs(fun, params):
         fun, params, zo.radazo(1e-2), FORWARD, num_steps=3, progress=False
     )
     yield lambda: zo.train(fun, params, num_steps=3, progress=False)
-    yield lambda: zo.minimize(fun, params, progress=False)
     yield lambda: zo.value_and_grad(fun, FORWARD)(0, params)
 
 
@@ -399,14 +496,19 @@ def test_errors_name_docstrings_that_help_shows():
 @pytest.mark.parametrize(
     ("name", "ours"),
     [
-        *(("x0", "params"), ("maxiter", "num_steps")),
+        *(("x0", "params"), ("maxiter", "max_evaluations")),
         *(("tol", "tolerance"), ("args", "fun"), ("seed", "key")),
         *(("n_trials", "max_evaluations"), ("lr", "learning_rate")),
-        *(("mu", "smoothing"), ("sigma0", "scale")),
+        *(("mu", "smoothing"), ("sigma0", "scale"), ("max_evals", "max_evaluations")),
+        *(("budget", "max_evaluations"), ("integrality", "step"), ("lower", "bounds")),
+        *(("parallel", "workers"), ("steps", "max_evaluations"), ("boundz", "bounds")),
+        *(("learning_rate", "optimizers such as"), ("callbac", "callback")),
     ],
 )
 def test_arguments_of_other_packages_are_named(call, name, ours):
     text = message(TypeError, call, loss, START, **{name: 1})
+    if call is zo.train:
+        ours = {"maxiter": "num_steps", "steps": "num_steps"}.get(name, ours)
     assert f"got {name}. " in text and ours in text.split(name, 1)[1]
 
 

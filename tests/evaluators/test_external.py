@@ -129,7 +129,7 @@ def test_a_broken_executor_ends_the_run_with_its_state():
 def test_functions_that_trace_refuse_it_in_one_line(call):
     method = zo.zo_sgd(1e-2), zo.forward_difference()
     with pytest.raises(
-        TypeError, match="Pass fun and the evaluator to minimize"
+        TypeError, match="Pass fun and the evaluator to train"
     ) as caught:
         call(method, zo.external(workers=2))
     assert "external(workers=2)" in str(caught.value)

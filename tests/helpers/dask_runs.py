@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +39,14 @@ def listening():
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in found:
                 sockets.append(fields[1])
     return sorted(sockets)
+
+
+def remove_package():
+    """Makes this process one in which the package is not installed."""
+    names = [name for name in sys.modules if name.split(".")[0] == "radazo_jax"]
+    for name in names:
+        del sys.modules[name]
+    sys.modules["radazo_jax"] = None
 
 
 def fails():

@@ -73,8 +73,6 @@ def drive(method, fun, x, most=20_000, **start):
     asked = next(steps)
     while len(points) < most:
         if isinstance(asked, Ask):
-            if asked.likely is not None:
-                check(asked.likely, start)
             if asked.center is not None:
                 check(asked.center[None], start)
             asked = asked.points

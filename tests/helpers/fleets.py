@@ -1,21 +1,18 @@
-"""Fleets of workers in the test process: real runs, and messages that can fail."""
+"""Fleets of workers in the test process: real runs, and calls that can fail."""
 
-import asyncio
-import threading
+import pickle
+import time
 from typing import Any, NamedTuple
+from unittest import mock
 
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
 from radazo_jax._src.runs.journal import Journal
-from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.steps.states import Policy
-from radazo_jax._src.workers.distribute import Driver
-from radazo_jax._src.workers.messages import Request, decode, encode
-from radazo_jax._src.workers.replica import Recipe, Replica
+from radazo_jax._src.workers import distribute
+from radazo_jax._src.workers.replica import Replica
 from tests.helpers.compare import Hashed
 from tests.helpers.short_runs import traced
 
@@ -24,6 +21,7 @@ INPUTS = np.linspace(-1, 1, 18, dtype=np.float32).reshape(3, 6)
 ESTIMATOR = zo.forward_difference(Hashed(), 4)
 OPTIMIZER = zo.zo_sgd(1e-2)
 STEPS = 12
+_RECIPES = []  # Their functions stay in this process.
 
 
 def loss(params):
@@ -34,70 +32,67 @@ def make_fun():
     return loss
 
 
+class _Kept(NamedTuple):
+    """A recipe that is pickled by its place."""
+
+    place: int
+
+    def __reduce__(self):
+        return _kept, (self.place,)
+
+
+def _kept(place):
+    return _RECIPES[place]
+
+
 class Here:
-    """A `Cluster` of workers in this process.
+    """An engine of workers in this process.
 
     Attributes:
-      alive: The addresses of the workers.
-      replicas: Their runs, by address.
-      before: Called with an address and a request before each answer.
-      change: Called with an address and a description, which it returns.
-      sent: The sizes of the requests, by address.
+      alive: The names of the workers.
+      replicas: Their runs, by name.
+      before: Called with a name and the arguments of `answer` before each answer;
+        returns the seconds that it takes.
+      change: Called with a name and a description, which it returns.
+      slow: The seconds that other calls take, by worker and method.
+      sent: The bytes of the requests, by name.
+      freed: The replicas that were freed.
     """
 
-    def __init__(self, addresses=("a", "b", "c")):
-        self.alive = set(addresses)
-        self.replicas = {}
-        self.before = lambda address, request: None
-        self.change = lambda address, description: description
-        self.copied = []
-        self.sent = {}
+    def __init__(self, names="abc"):
+        self.alive = set(names)
+        self.replicas, self.sent, self.slow, self.freed = {}, {}, {}, []
+        self.before = lambda name, first, values, members: 0
+        self.change = lambda name, description: description
 
-    def start(self):
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.thread.start()
+    def dumps(self, recipe):
+        _RECIPES.append(recipe)
+        return pickle.dumps(_Kept(len(_RECIPES) - 1))
 
-    def stop(self):
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
-        self.loop.close()
+    def names(self):
+        return set(self.alive)
 
-    def sync(self, function, *args):
-        return asyncio.run_coroutine_threadsafe(function(*args), self.loop).result()
+    def build(self, name, given, timeout):
+        self.replicas[name] = Replica(*given)
+        return name, self.replicas[name]
 
-    async def addresses(self):
-        return sorted(self.alive)
+    def call(self, actor, method, timeout, *args):
+        name, replica = actor
+        seconds = self.slow.get((name, method), 0)
+        if method == "answer":
+            self.sent.setdefault(name, []).append(len(pickle.dumps(args)))
+            seconds = self.before(name, *args) or 0
+        time.sleep(min(seconds, timeout))
+        if seconds >= timeout:
+            raise TimeoutError
+        if name not in self.alive or self.replicas.get(name) is not replica:
+            raise OSError("connection reset")
+        found = getattr(replica, method)(*args)
+        is_built = method == "describe" and not isinstance(found, str)
+        return self.change(name, found) if is_built else found
 
-    async def install(self, address, run, recipe):
-        try:
-            replica = Replica(recipe)
-            description = replica.describe()
-        except Exception as error:
-            return f"Traceback: {error}"
-        self.replicas[address] = replica
-        return self.change(address, description)
-
-    async def ask(self, address, request):
-        message = encode(request)
-        self.sent.setdefault(address, []).append(len(message))
-        if address not in self.alive:
-            self.replicas.pop(address, None)
-            raise OSError("connection closed")
-        request = decode(message)
-        if (waits := self.before(address, request)) is not None:
-            await waits
-        return decode(encode(self.replicas[address].answer(request)))
-
-    async def copy(self, address, run, peer):
-        self.copied.append((address, peer))
-        return self.replicas[address].copy(self.replicas[peer].leaves())
-
-    async def params(self, address, run):
-        return self.replicas[address].params()
-
-    async def close(self, address, run):
-        self.replicas.pop(address, None)
+    def free(self, actor):
+        self.freed.append(actor[1])
 
 
 def trained(num_steps=3, fun=loss, estimator=ESTIMATOR):
@@ -105,71 +100,41 @@ def trained(num_steps=3, fun=loss, estimator=ESTIMATOR):
     return traced(fun, PARAMS, num_steps, (OPTIMIZER, estimator))
 
 
-def recipe(
-    *,
-    make_fun=make_fun,
-    params=PARAMS,
-    optimizer=OPTIMIZER,
-    estimator=ESTIMATOR,
-    batch_size=1,
-    sample=None,
-):
-    data = np.asarray(jax.random.key_data(jax.random.key(0)))
-    return Recipe(
-        *(make_fun, params, optimizer, estimator),
-        *(sample, None, batch_size, data),
-    )
-
-
-def run(
-    here,
-    num_steps=STEPS,
-    *,
-    timeout=30.0,
-    journal=None,
-    callback=None,
-    **changes,
-):
+def run(here, num_steps=STEPS, **changes):
     """`distribute` on workers of this process."""
-    given = timeout, Budget(num_steps), Policy.of("drop", 10)
-    driver = Driver(here, recipe(**changes), *given)
-    here.start()
-    try:
-        return driver.run(journal, True, False, callback)
-    finally:
-        here.stop()
+    given = {
+        "make_fun": make_fun,
+        "params": PARAMS,
+        "optimizer": OPTIMIZER,
+        "estimator": ESTIMATOR,
+        "timeout": 30.0,
+        "progress": False,
+    }
+    with mock.patch.object(distribute, "_engine", lambda client: client):
+        return zo.distribute(**given | changes, client=here, num_steps=num_steps)
 
 
 class Reference(NamedTuple):
     """A run of one process."""
 
     params: Any
-    lines: list[Any]  # The step, the values and the checksum of each.
+    lines: list[Any]  # The values and the checksum of each step.
     failures: tuple[int, int, int]
 
 
 def reference(num_steps=STEPS, **changes):
     """The same run of one process: a loop over its points, one by one."""
-    replica = Replica(recipe(**changes))
-    n = replica.describe().line["points"]
-    lines, reply = [], replica.answer(message(0, ()))
+    here = Here("a")
+    run(here, 1, **changes)
+    (given,) = {(x._versions, x._recipe) for x in here.replicas.values()}
+    replica = Replica(*given)
+    n, values = replica.describe().line["points"], []
+    lines, reply = [], replica.answer(0, np.zeros((0, 0)), [])
     for step in range(num_steps):
-        values = [replica.evaluate(np.array([i], np.int32))[0] for i in range(n)]
-        lines.append((step, np.array(values), reply.checksum))
-        reply = replica.answer(message(step, [lines[-1]]))
+        values = [replica.evaluate([i])[0] for i in range(n)]
+        lines.append((np.array(values), int(reply.checksums[-1])))
+        reply = replica.answer(step, np.array([values]), [])
     return Reference(replica.params(), lines, reply.failures)
-
-
-def message(first, lines, members=()):
-    """A request to take the steps of some lines."""
-    values = np.array([line[1] for line in lines], np.float32)
-    return Request(
-        0,
-        first,
-        values.reshape(len(lines), -1) if lines else np.zeros((0, 0), np.float32),
-        np.array([line[2] for line in lines], np.uint32),
-        np.array(members, np.int32),
-    )
 
 
 def assert_same(result, expected):
@@ -182,7 +147,7 @@ def assert_same(result, expected):
 def assert_same_lines(path, expected):
     """The values and checksums of a journal."""
     found = Journal(path).read().records
-    assert [x.params for x in found] == [line[2] for line in expected.lines]
+    assert [x.params for x in found] == [checksum for _, checksum in expected.lines]
     np.testing.assert_array_equal(
-        [x.values for x in found], [line[1] for line in expected.lines]
+        [x.values for x in found], [values for values, _ in expected.lines]
     )

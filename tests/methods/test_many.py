@@ -10,6 +10,7 @@ from scipy.optimize import rosen
 
 from radazo_jax._src.methods import many
 from radazo_jax._src.methods.contract import Ask, Box
+from radazo_jax._src.methods.ends import Reason
 from tests.helpers.driver import completed, drive, started
 
 EPS = np.finfo(np.float64).eps
@@ -60,7 +61,7 @@ def test_the_step_size_is_the_minimum_of_the_parabola():
     parabola = many.Parabola(other * square, before, along(other), other**2 * square)
     twice, _ = many.adapted(state, parabola, before, EPS)
     np.testing.assert_allclose(twice.size, minimum, rtol=1e-9)
-    flat = many.Parabola(fall=1.0, before=0.0, after=-1.0, square=state.size)
+    flat = many.Parabola(fall=2.0, before=0.0, after=-2.0, square=state.size)
     assert many.adapted(state, flat, 0.0, EPS)[0].size == 2 * state.size
 
 
@@ -140,7 +141,7 @@ def test_points_are_in_the_box():
 def test_points_are_those_of_float32():
     kind = dict(dtype=np.float32, resolution=float(np.finfo(np.float32).eps))
     run = drive(many.many(), lambda x: quadratic(x) + 1.0, np.full(150, 0.1), **kind)
-    assert run.value - 1 < 1e-4 and run.reason == "a minimum was found"
+    assert run.value - 1 < 1e-4 and run.reason == Reason.MINIMUM
 
 
 def test_failures():
@@ -153,7 +154,7 @@ def test_failures():
     run = drive(many.many(), fun, np.zeros(120), 6000)
     assert run.value < 1e-3 * quadratic(np.zeros(120))
     nothing, points = completed(many.many()(started(np.zeros(120))), lambda x: np.nan)
-    assert nothing.reason == "the function failed" and len(points) < 2000
+    assert nothing.reason == Reason.FAILED and len(points) < 2000
 
 
 @pytest.mark.parametrize(
@@ -167,22 +168,11 @@ def test_failures():
 )
 def test_it_ends_by_itself(fun, most):
     run = drive(many.many(), fun, np.zeros(60), most)
-    assert run.reason == "a minimum was found" and run.count < most
+    flat = fun(np.zeros(60)) == 3.0
+    assert run.reason == (Reason.FLAT if flat else Reason.MINIMUM)
+    assert run.count < most
     least = fun(np.ones(60))
     assert run.value <= least + 1e-9 * abs(least)
-
-
-def test_values_in_advance_do_not_change_the_run():
-    """`likely` are the next points, unless the step is not taken."""
-    steps = many.many()(started(np.zeros(120)))
-    ask, met, count = Ask(next(steps)), 0, 0
-    for _ in range(80):
-        likely = ask.likely
-        ask = steps.send(np.array([quadratic(x) for x in ask.points]))
-        if likely is not None:
-            count += 1
-            met += {x.tobytes() for x in ask.points} <= {x.tobytes() for x in likely}
-    assert count > 30 and met > 0.6 * count
 
 
 def test_memory_and_time_of_a_step_are_linear():

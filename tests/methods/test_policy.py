@@ -8,7 +8,8 @@ import pytest
 from scipy.optimize import rosen
 
 from radazo_jax import minimize
-from radazo_jax._src.methods import policy, slopes
+from radazo_jax._src.methods import policy
+from radazo_jax._src.methods.ends import Reason
 from tests.helpers.driver import drive, started
 
 RNG = np.random.default_rng(0)
@@ -103,7 +104,7 @@ def test_jitter_leads_to_models(level):
 
 def test_a_function_in_float32_ends_at_its_minimum():
     run = drive(UNTUNED, VALUES["float32"][0], np.zeros(8))
-    assert run.reason == slopes.MINIMUM and run.count < 400
+    assert run.reason == Reason.MINIMUM and run.count < 400
 
 
 @pytest.mark.parametrize("power", [-300, -60, -36, 0, 38, 60, 300])
@@ -111,7 +112,7 @@ def test_values_of_any_magnitude(power):
     unit = 10.0**power
     run = drive(UNTUNED, lambda x: unit * sphere(x), np.zeros(2))
     one = drive(UNTUNED, sphere, np.zeros(2))
-    assert run.value <= 1e-14 * unit and run.reason == slopes.MINIMUM
+    assert run.value <= 1e-14 * unit and run.reason == Reason.MINIMUM
     assert abs(run.count - one.count) <= 12
 
 
@@ -154,12 +155,12 @@ def test_ends_by_itself(name):
     fun, x, box, least, most = ENDS[name]
     run = drive(UNTUNED, fun, x, box=box)
     assert run.value - least <= 1e-9
-    assert run.reason == slopes.MINIMUM and run.count <= most
+    assert run.reason == Reason.MINIMUM and run.count <= most
 
 
 def test_nothing_to_move():
     run = drive(UNTUNED, sphere, np.zeros(2), box=(0.0, 0.0))
-    assert run.reason == slopes.FIXED and run.count == 2
+    assert run.reason == Reason.FIXED and run.count == 2
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -1e300])
@@ -244,7 +245,7 @@ def test_restarts_are_counted():
 def test_a_tolerance_ends_earlier():
     full = drive(UNTUNED, rosen, np.zeros(4))
     loose = drive(policy.untuned(tolerance=1e-2), rosen, np.zeros(4))
-    assert loose.reason == slopes.WITHIN and loose.count < full.count
+    assert loose.reason == Reason.WITHIN and loose.count < full.count
 
 
 def test_a_scale_changes_the_first_moves():
@@ -277,15 +278,15 @@ def test_the_factory_is_its_arguments():
 @pytest.mark.parametrize(
     "fun, start, step, reasons",
     [
-        (sphere, np.zeros(3), None, ["few parameters", policy.SMOOTH]),
-        (sphere, np.zeros(8), None, [policy.SMOOTH]),
-        (sphere, np.zeros(101), None, [policy.MANY]),
-        (lambda x: round(sphere(x), 7), np.zeros(8), None, [policy.DIGITS]),
-        (jittery, np.zeros(8), None, [policy.JITTER, policy.JITTER]),
-        (lambda x: sphere(x / SCALES), np.zeros(8), None, [policy.APART]),
-        (lambda x: float(np.sum(np.round(x))), np.ones(8), None, [policy.STEPS]),
-        (sphere, np.zeros(3), 0.25, ["parameters have a step"]),
-        (sphere, np.zeros(101), 0.25, [policy.MANY]),
+        (sphere, np.zeros(3), None, [Reason.FEW, Reason.SMOOTH]),
+        (sphere, np.zeros(8), None, [Reason.SMOOTH]),
+        (sphere, np.zeros(101), None, [Reason.MANY]),
+        (lambda x: round(sphere(x), 7), np.zeros(8), None, [Reason.DIGITS]),
+        (jittery, np.zeros(8), None, [Reason.JITTER, Reason.JITTER]),
+        (lambda x: sphere(x / SCALES), np.zeros(8), None, [Reason.APART]),
+        (lambda x: float(np.sum(np.round(x))), np.ones(8), None, [Reason.STEPS]),
+        (sphere, np.zeros(3), 0.25, [Reason.GRID]),
+        (sphere, np.zeros(101), 0.25, [Reason.MANY]),
     ],
 )
 def test_each_stage_has_a_reason(fun, start, step, reasons):

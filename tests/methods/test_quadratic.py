@@ -6,6 +6,7 @@ from scipy.optimize import NonlinearConstraint, minimize, rosen
 
 from radazo_jax._src.methods import quadratic
 from radazo_jax._src.methods.contract import Box
+from radazo_jax._src.methods.ends import Reason
 from tests.helpers.driver import completed, drive, free, started
 
 QUADRATIC = quadratic.quadratic()
@@ -117,7 +118,7 @@ def test_the_hessian_changes_least(m):
 def test_it_converges(fun, x, most):
     run = drive(QUADRATIC, fun, x)
     assert min(map(fun, run.points[:most])) < 1e-10 * fun(x)
-    assert run.reason == "a minimum was found" and run.count < 2 * most + 200
+    assert run.reason == Reason.MINIMUM and run.count < 2 * most + 200
 
 
 @pytest.mark.parametrize(
@@ -140,12 +141,12 @@ def test_bounded_minima_are_those_of_scipy(fun, lower, upper):
 
 def test_failures_are_high_values():
     run = drive(QUADRATIC, lambda x: np.nan if x[0] > 0.9 else sphere(x), np.zeros(3))
-    assert run.value < 0.02 and run.reason == "a minimum was found"
+    assert run.value < 0.02 and run.reason == Reason.MINIMUM
     steps = QUADRATIC(started(np.zeros(3)))
     next(steps)
     with pytest.raises(StopIteration) as stop:
         steps.send(np.array([np.nan]))
-    assert stop.value.value.reason == "the function failed"
+    assert stop.value.value.reason == Reason.FAILED
 
 
 def test_points_are_those_of_float32():
@@ -166,7 +167,8 @@ def test_it_ends_by_itself(kind):
 
     box = Box(np.full(5, -1e3), np.full(5, 1e3)) if kind == "a slope" else free(5)
     run = drive(QUADRATIC, fun, np.zeros(5), box=box)
-    assert run.reason == "a minimum was found" and run.count < 1000
+    expected = Reason.FLAT if kind == "constant" else Reason.MINIMUM
+    assert run.reason == expected and run.count < 1000
     assert kind != "a slope" or run.value == -1e3
 
 

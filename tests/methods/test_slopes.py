@@ -6,6 +6,7 @@ from scipy.optimize import LbfgsInvHessProduct, rosen
 
 from radazo_jax._src.methods import slopes
 from radazo_jax._src.methods.contract import Box
+from radazo_jax._src.methods.ends import Reason
 from radazo_jax._src.methods.points import Space, central, forward
 from tests.helpers.driver import completed, drive, started
 
@@ -121,13 +122,13 @@ def test_ends_soon_after_the_minimum(name):
     run = drive(slopes.slopes(), fun, x, box=box)
     start = fun(np.asarray(x))
     assert run.value - least <= 1e-13 * (start - least)
-    assert run.reason == slopes.MINIMUM
+    assert run.reason == Reason.MINIMUM
     reached = np.argmax([fun(p) - least <= 1e-13 * (start - least) for p in run.points])
     assert run.count - reached <= 20 * len(run.params) + 30
 
 
 def test_slopes_without_a_way_say_so():
     alone = drive(slopes.slopes(), lambda x: 1.0, np.zeros(2), box=(0.0, 0.0))
-    assert (alone.reason, alone.count) == (slopes.FIXED, 1)
+    assert (alone.reason, alone.count) == (Reason.FIXED, 1)
     failed = drive(slopes.slopes(), lambda x: 1.0 if np.any(x) else np.nan, np.ones(2))
     assert failed.reason is not None

@@ -9,7 +9,7 @@ import pytest
 
 import radazo_jax as zo
 from tests.helpers import calls
-from tests.helpers.short_runs import METHOD, START, run, square, traced
+from tests.helpers.short_runs import METHOD, run, square, traced
 from tests.helpers.tables import slow
 
 POPULATION = zo.zo_sgd(1e-2), zo.evolution_strategy(zo.rademacher(), population_size=6)
@@ -50,16 +50,13 @@ def test_a_point_that_ends_its_worker_alone_has_failed(fun, make):
     assert_some_failed(result)
 
 
-def test_an_exit_of_the_main_thread_passes_on_after_the_journal_is_written(tmp_path):
+def test_an_exit_is_a_failure_of_its_point_as_in_a_worker():
     def exits(x):
         points.append(x)
         return sys.exit(3) if len(points) == 7 else square(x)
 
-    path, points = tmp_path / "run.jsonl", []
-    with pytest.raises(SystemExit, match="3"):
-        run(exits, journal=path)
-    assert int(zo.replay(path, START, *METHOD).step) == 1
-    np.testing.assert_array_equal(run(exits, journal=path).params, run().params)
+    points = []
+    assert run(exits).state.failures.evaluations == 1
 
 
 def stop(report):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
+from tests.helpers.compiled import compilations
 from tests.helpers.tables import slow
 
 KEY = jax.random.key(0)
@@ -55,7 +56,7 @@ def test_a_flat_function_is_limited_by_the_size_of_the_parameters():
     found = find(lambda p: quadratic(p, curvature=1e-3), PARAMS, 100)
     assert found.flatness == found.rms
     assert found.num_evaluations == 17
-    assert "root mean square of params" in repr(found)
+    assert "limited by the size of the parameters: a change" in repr(found)
 
 
 def test_a_rise_that_is_hidden_at_the_size_of_the_parameters():
@@ -68,6 +69,54 @@ def test_a_rise_that_is_hidden_at_the_size_of_the_parameters():
     found = find(loss, PARAMS, 100)
     assert found.flatness == found.rms
     assert found.num_evaluations == 33
+    assert "limited by the size of the parameters: noise hides" in repr(found)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.0])
+def test_a_loss_that_only_falls_has_the_rate_of_the_size_of_the_parameters(scale):
+    """As wrong labels do above chance level. From zeros, the size is 1."""
+
+    def loss(params):
+        return 2 - squares(params) / (1 + squares(params))
+
+    params = jax.tree.map(lambda p: scale * p, PARAMS)
+    found = find(loss, params, 100)
+    assert found.flatness == (found.rms or 1.0)
+    expected = 1.2 * found.flatness / np.sqrt(100)
+    np.testing.assert_allclose(found.learning_rate, expected, rtol=1e-12)
+    assert "limited by the size of the parameters: no size showed" in repr(found)
+
+
+def test_wrong_labels_at_a_random_start_have_a_rate():
+    """Every start above chance level has one, and a constant has none."""
+    x = jax.random.normal(jax.random.key(1), (200, 6))
+    y = jnp.argmax(x @ jax.random.normal(jax.random.key(2), (6, 4)), 1)
+
+    def loss(w, rows):
+        return jnp.mean(jnp.argmax(x[rows] @ w, 1) != y[rows])
+
+    def sample(key):
+        return jax.random.randint(key, (64,), 0, len(x))
+
+    for seed in range(10, 16):
+        w = jax.random.normal(jax.random.key(seed), (6, 4))
+        found = find(loss, w, 100, sample=sample, key=seed)
+        assert 0 < found.flatness <= found.rms
+
+
+def test_probes_of_all_sizes_and_batch_sizes_share_a_program(caplog):
+    options = {"sample": jax.random.normal, "smoothing": None, "progress": False}
+
+    def loss(params, noise):
+        return quadratic(params) + 0 * noise
+
+    find(loss, PARAMS, 100, **options)
+    with compilations(caplog) as found:
+        for batch_size in (None, 2):
+            evaluator = zo.vectorized(batch_size)
+            find(loss, PARAMS, 100, evaluator=evaluator, **options)
+            options |= {"rise": 1.0}
+    assert not found
 
 
 @pytest.mark.slow
@@ -163,21 +212,21 @@ def test_a_reward_has_a_rise_of_its_own():
         ({"fun": lambda p: 0 * squares(p)}, ValueError, "must be positive at params"),
         ({"fun": lambda p: -squares(p)}, ValueError, "must be positive at params"),
         ({"fun": lambda p: jnp.nan * squares(p)}, ValueError, "must be finite"),
-        ({"fun": lambda p: 1 + 0 * squares(p)}, ValueError, "rose by 0 times rise"),
+        ({"fun": lambda p: 1 + 0 * squares(p)}, ValueError, "must change with params"),
         (
-            {"fun": lambda p: 1e3 - squares(p)},
+            {"fun": lambda p: 1.0 + jnp.where(p["b"][0] == -1.0, 0.0, 1.0)},
             ValueError,
-            "fell by .* times rise. A loss at chance",
+            "rose by 10 times rise",
         ),
         (
             {"fun": lambda p: 1 + 0 * squares(p), "params": {"a": jnp.zeros(3)}},
             ValueError,
-            "rose by 0 times rise",
+            "must change with params; got 1 at all points up to a change of 5.24e",
         ),
         (
             {
                 "fun": lambda p, x: squares(p) + jnp.mean(x),
-                "sample": lambda key: jnp.zeros((0, 3)),
+                "sample": lambda key: jax.random.normal(key, (0, 3)),
             },
             ValueError,
             "check that sample returns examples",

@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def cluster(num_workers, **options):
             silence_logs=100,
             **options,
         ) as found,
-        distributed.Client(found) as client,
+        distributed.Client(found, direct_to_workers=True) as client,
     ):
         yield client
 
@@ -52,43 +53,62 @@ def traffic(client):
 
 
 @pytest.mark.slow
-def test_workers_in_threads_take_the_same_steps():
+@pytest.mark.parametrize("direct", [True, False])
+def test_workers_in_threads_take_the_same_steps(direct):
     run = dask_runs.make_square(20)
     with cluster(2, processes=False, protocol="tcp://") as client:
+        client.direct_to_workers = direct  # Through the scheduler otherwise.
         result = zo.distribute(**run, client=client, num_steps=8, progress=False)
     assert_same(result, reference(8, **run))
 
 
 @pytest.mark.slow
 def test_killed_workers_change_nothing_and_messages_are_small(tmp_path):
-    """Dask's nannies start other processes, which join."""
+    """Two of three are killed. Dask's nannies start other processes, which join."""
     path, run = tmp_path / "run", dask_runs.make_square(100)
-    expected, counted = reference(60, **run), []
-    with cluster(2) as client:
+    expected, counted = reference(400, **run), []
+    with cluster(3) as client:
         pids = client.run(os.getpid)
 
         def callback(report):
             counted.append(traffic(client))
-            if report.step in (6, 21) and pids:
+            if report.step in (6, 21):
                 os.kill(pids.popitem()[1], signal.SIGKILL)
+            # The processes that follow take seconds to join.
+            time.sleep(0.02)
 
+        first = set(pids)
         result = zo.distribute(
             **run,
             client=client,
-            num_steps=60,
+            num_steps=400,
             journal=path,
             callback=callback,
             progress=False,
-            timeout=300.0,
         )
+        assert_soon(lambda: not any(client.run(num_actors).values()))
     assert_same(result, expected)
     fleets.assert_same_lines(path, expected)
     dead = [x for x in result.workers.values() if "died" in x.left]
-    assert len(dead) >= 1 and len(result.workers) > len(dead)
+    assert len(dead) == 2 and len(result.workers) > 3
+    returned = [x for name, x in result.workers.items() if name not in first]
+    assert all(x.joined and x.evaluations and not x.left for x in returned)
     for address, steps in per_step(counted[:5], result.workers).items():
         # The messages of several steps may be counted with the last of them.
         most = (8 * 16 + 1000) * np.arange(1, len(steps) + 1)
         assert (np.cumsum(steps, axis=0) <= most[:, None]).all(), address
+
+
+def num_actors(dask_worker):
+    return len(dask_worker.state.actors)
+
+
+def assert_soon(holds, seconds=10):
+    for _ in range(20 * seconds):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise AssertionError
 
 
 def per_step(counted, workers):
@@ -149,10 +169,22 @@ def test_errors_on_workers_are_those_of_the_call(tmp_path):
         with pytest.raises(ValueError, match="make_fun, params") as error:
             zo.distribute(**run | {"make_fun": dask_runs.fails}, client=client)
         assert str(error.value).count("FileNotFoundError: checkpoint.npz") == 1
-        with pytest.raises(ValueError, match="params must have the same checksum"):
+        with pytest.raises(ValueError, match=r"on tcp.*, start is .*; on tcp"):
             zo.distribute(**run | {"make_fun": dask_runs.differs}, client=client)
     # Steps may have been taken before the second worker was ready.
     assert run["journal"].exists() and zo.runs.History.from_journal(run["journal"])
+
+
+@pytest.mark.slow
+def test_workers_without_the_package_are_named_on_a_line():
+    """The scheduler does not need it."""
+    run = dask_runs.make_square(3) | {"progress": False}
+    with cluster(1) as client:
+        client.run(dask_runs.remove_package)
+        text = r"on tcp://\S+, ModuleNotFoundError\(.*radazo_jax"
+        with pytest.raises(ValueError, match=text) as error:
+            zo.distribute(**run, client=client)
+    assert "\n" not in str(error.value)
 
 
 HANGING_THREAD = """

@@ -102,6 +102,7 @@ class CoordinateWise(estimators.GradientEstimator):
         return estimate, CoordinateWiseState(scores)
 
 
+@checks.checks_names
 def coordinate_wise(
     num_directions: int = 10,
     smoothing: float = 5e-3,

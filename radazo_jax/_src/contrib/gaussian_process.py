@@ -115,6 +115,7 @@ class GaussianProcess(estimators.AlongDirections):
         return estimate, updated_if_usable(estimate, state, after)
 
 
+@checks.checks_names
 def gaussian_process(
     distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 4,

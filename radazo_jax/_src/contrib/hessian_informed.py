@@ -80,6 +80,7 @@ class HessianInformed(estimators.AlongDirections):
         return estimate, _memory.updated_if_usable(estimate, state, after)
 
 
+@checks.checks_names
 def hessian_informed(
     distribution: distributions.Distribution = distributions.gaussian(),
     smoothing: float = 1e-3,

@@ -57,6 +57,7 @@ class LazyLowRank(estimators.GradientEstimator):
         return along_tree(points, values, self.smoothing, points.shift), state
 
 
+@checks.checks_names
 def lazy_low_rank(
     rank: int = 2, period: int = 50, smoothing: float = 1e-3
 ) -> estimators.GradientEstimator:

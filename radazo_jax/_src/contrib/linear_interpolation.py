@@ -139,6 +139,7 @@ class LinearInterpolation(estimators.AlongDirections):
         return estimate, updated_if_usable(estimate, state, queries)
 
 
+@checks.checks_names
 def linear_interpolation(
     distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 10,

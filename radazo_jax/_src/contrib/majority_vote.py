@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax import distributions, estimators
+from radazo_jax._src import checks
 
 
 class MajorityVote(estimators.AlongDirections):
@@ -44,6 +45,7 @@ class MajorityVote(estimators.AlongDirections):
         return estimate, state
 
 
+@checks.checks_names
 def majority_vote(
     distribution: distributions.Distribution = distributions.gaussian(),
     num_directions: int = 10,

@@ -81,6 +81,7 @@ class MomentumPerturbation(estimators.AlongDirections):
         return estimate, updated_if_usable(estimate, state, after)
 
 
+@checks.checks_names
 def momentum_perturbation(
     distribution: distributions.Distribution = distributions.gaussian(),
     smoothing: float = 1e-3,

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax import distributions, estimators
+from radazo_jax._src import checks
 
 
 class NormalizedBatch(estimators.AlongDirections):
@@ -32,6 +33,7 @@ class NormalizedBatch(estimators.AlongDirections):
         ), state
 
 
+@checks.checks_names
 def normalized_batch(
     distribution: distributions.Distribution = distributions.rademacher(),
     num_directions: int = 8,

@@ -106,6 +106,7 @@ class PriorGuided(estimators.AlongDirections):
         return estimate, updated_if_usable(estimate, state, averaged)
 
 
+@checks.checks_names
 def prior_guided(
     distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 10,
@@ -167,8 +168,8 @@ def prior_guided(
       <https://arxiv.org/abs/2107.10110>.
     """
     decay = checks.check_unit_interval("decay", decay)
-    if prior is not None and not callable(prior):
-        raise TypeError(f"prior must be a function of params; got {prior!r}.")
+    if prior is not None:
+        checks.check_fun(prior, "prior")
     return PriorGuided(distribution, num_directions, smoothing, prior, decay)
 
 

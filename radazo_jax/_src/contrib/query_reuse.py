@@ -70,6 +70,7 @@ class QueryReuse(estimators.AlongDirections):
         return estimate, updated_if_usable(estimate, state, after)
 
 
+@checks.checks_names
 def query_reuse(
     distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 10,

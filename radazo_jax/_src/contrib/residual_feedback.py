@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax import distributions, estimators
+from radazo_jax._src import checks
 from radazo_jax._src.contrib import _memory
 
 
@@ -46,6 +47,7 @@ class ResidualFeedback(estimators.AlongDirections):
         return estimate, ResidualFeedbackState(kept)
 
 
+@checks.checks_names
 def residual_feedback(
     distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 1,

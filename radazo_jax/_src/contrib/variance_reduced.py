@@ -124,6 +124,7 @@ class VarianceReduced(estimators.AlongDirections):
         return estimate, updated_if_usable(estimate, state, following)
 
 
+@checks.checks_names
 def variance_reduced(
     distribution: distributions.Distribution = distributions.sphere(),
     num_directions: int = 10,

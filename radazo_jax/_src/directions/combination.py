@@ -14,6 +14,7 @@ from jax import lax
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.distribution import Direction, rows
 from radazo_jax._src.directions.layout import Layout
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.trees import STATIC, widest
 from radazo_jax._src.xla import on_any_mesh, specs_of
 
@@ -120,6 +121,7 @@ def _times(weight: jax.Array, x: jax.Array, like: jax.Array) -> jax.Array:
     return weight.astype(dtype) * x.astype(dtype)
 
 
+@checks_names
 def gram(
     directions: Sequence[Direction], layout: Layout, trees: Sequence[Any] = ()
 ) -> jax.Array:

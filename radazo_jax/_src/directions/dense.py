@@ -14,6 +14,7 @@ from radazo_jax._src.directions import packing
 from radazo_jax._src.directions.distribution import Distribution, UnitNorm
 from radazo_jax._src.directions.elements import DenseElements, sign
 from radazo_jax._src.directions.packing import Packing
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Counter, Positions
 from radazo_jax._src.numbers.generator import PAIR
@@ -87,6 +88,7 @@ class Sphere(UnitNorm, Normals):
     normalized = True
 
 
+@checks_names
 def sphere() -> Distribution:
     """Uniform on the unit sphere of all coordinates: the distribution of the paper.
 
@@ -116,6 +118,7 @@ def sphere() -> Distribution:
     return Sphere()
 
 
+@checks_names
 def gaussian() -> Distribution:
     """Independent standard normal elements: E[u uᵀ] = I, the factor is c = 1.
 
@@ -211,6 +214,7 @@ def _bit(key: jax.Array, high: jax.typing.ArrayLike, low: jax.Array) -> jax.Arra
     return generator.bits(key, at) >> np.uint32(31)
 
 
+@checks_names
 def coordinate(replace: bool = True) -> Distribution:
     """A coordinate chosen uniformly, with a random sign.
 

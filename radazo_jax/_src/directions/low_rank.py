@@ -78,6 +78,7 @@ class LowRank(Normals):
         return most // num_directions
 
 
+@checks.checks_names
 def low_rank(rank: int = 1, dimension_numbers: Any = None) -> Distribution:
     """Matrices of low rank: u = A Bᵀ / √r with standard normal A and B.
 

@@ -15,6 +15,7 @@ from radazo_jax._src.directions import packing
 from radazo_jax._src.directions.distribution import Distribution, UnitNorm
 from radazo_jax._src.directions.elements import PackedSigns, sign
 from radazo_jax._src.directions.packing import Packing
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.numbers.counter import Counter, Positions
 
@@ -134,6 +135,7 @@ def _row(key: jax.Array, number: jax.Array, num_bits: int) -> Counter:
     return Counter(high, row)
 
 
+@checks_names
 def rademacher() -> Distribution:
     """Independent random signs: E[u uᵀ] = I, the factor is c = 1.
 
@@ -162,6 +164,7 @@ def rademacher() -> Distribution:
     return Rademacher()
 
 
+@checks_names
 def orthonormal() -> Distribution:
     """Rows of a random orthonormal basis, without replacement.
 

@@ -21,7 +21,7 @@ from radazo_jax._src.directions.elements import (
     LazyElements,
     LowRankFactors,
 )
-from radazo_jax._src.directions.layout import Layout, Leaf
+from radazo_jax._src.directions.layout import Layout, Leaf, Part
 from radazo_jax._src.numbers import counter, generator
 from radazo_jax._src.xla import barrier, on_any_mesh, specs_of
 
@@ -32,6 +32,9 @@ _MAX_UNROLLED = 8
 # Directions that are alive together are kept from the evaluations to the gradient up
 # to this many elements (64 MiB); beyond, they are drawn again.
 _MAX_KEPT = 2**24
+
+# Directions taken in turn are kept up to this many words (4 MiB), if that is chosen.
+_MAX_KEPT_IN_TURN = 2**20
 
 # Directions that take at most this fraction of the parameters are stored for the
 # gradient, and from the evaluations on if they are all alive then.
@@ -63,6 +66,16 @@ def sample(
     return lax.map(one, numbers) if distribution.normalized else jax.vmap(one)(numbers)
 
 
+def sample_one(distribution: Distribution, key: jax.Array, layout: Layout) -> Direction:
+    """Direction 0 under a key, stacked, with its elements unless they are many."""
+    number = jnp.zeros(1, jnp.uint32)
+    if layout.dimension > _MAX_KEPT:
+        return cache(sample(distribution, key, number, layout), layout, True)
+    own = key if distribution.sequential else generator.fold_in(key, number[0])
+    scale = jnp.ones(1, jnp.float32)
+    return _keep(Direction(own[None], number, scale, distribution), layout)
+
+
 def cache(directions: Direction, layout: Layout, at_once: bool) -> Direction:
     """The same directions, with their elements stored if that pays.
 
@@ -79,6 +92,30 @@ def cache(directions: Direction, layout: Layout, at_once: bool) -> Direction:
     if few or (at_once and stored <= _MAX_KEPT):
         return _keep(directions, layout)
     return directions
+
+
+def are_few(directions: Direction, layout: Layout) -> bool:
+    """Whether a direction has few numbers, as factors of matrices do."""
+    one = _num_random(directions.distribution, layout)
+    return one * _CACHED_SHARE <= layout.dimension
+
+
+def cache_in_turn(directions: Direction, layout: Layout) -> Direction:
+    """The same directions, with their elements stored if they take little memory."""
+    words = len(directions.scale) * _num_random(directions.distribution, layout)
+    packing = directions.distribution._packing(layout.dimension)
+    if packing is not None and packing.width == 1:
+        words //= 32
+    few = directions.cached is None and words <= _MAX_KEPT_IN_TURN
+    return _keep(directions, layout) if few else directions
+
+
+def with_elements(direction: Direction, layout: Layout) -> Direction:
+    """A single direction with its elements."""
+    if direction.cached is not None:
+        return direction
+    stacked = jax.tree.map(lambda x: x[None], direction)
+    return jax.tree.map(lambda x: x[0], _keep(stacked, layout))
 
 
 def combine(
@@ -166,7 +203,9 @@ def _sums(
             coefficients, directions, cuda=at_once, rocm=at_once, default=in_turn
         )
 
-    return [of_leaf(leaf) for leaf in layout.leaves]
+    leaves = _drawn_leaves(directions.distribution, layout)
+    sums = list(map(of_leaf, leaves))
+    return sums if leaves is layout.leaves else _split(sums[0], layout, 0)
 
 
 def _in_dtype(
@@ -231,23 +270,59 @@ def _one_by_one(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
 
 def _stored(directions: Direction, layout: Layout) -> tuple[int, bool]:
     """The number of stored numbers of the directions, and whether they are few."""
-    distribution = directions.distribution
-    one = sum(distribution_module.num_random(distribution, x) for x in layout.leaves)
+    one = _num_random(directions.distribution, layout)
     stored = len(directions.scale) * one
     return stored, stored * _CACHED_SHARE <= layout.dimension
+
+
+def _num_random(distribution: Distribution, layout: Layout) -> int:
+    """The number of random numbers of a direction."""
+    return sum(distribution_module.num_random(distribution, x) for x in layout.leaves)
 
 
 def _keep(directions: Direction, layout: Layout) -> Direction:
     """The same directions with their elements, each number drawn once."""
     distribution, scale = directions.distribution, directions.scale
+    # Several would be stored once more, when they are cut into leaves.
+    alone = len(scale) == 1
+    leaves = _drawn_leaves(distribution, layout) if alone else layout.leaves
     stored = distribution_module.stored(
         *(distribution, directions.key, directions.number),
-        *(layout.leaves, layout.dimension),
+        *(leaves, layout.dimension),
     )
     if distribution.normalized:
         # The norm of what is stored, so that nothing is drawn twice.
         scale = jax.vmap(functools.partial(norm.inverse_norm_of, distribution))(stored)
+    if leaves is not layout.leaves:
+        flat = jax.vmap(lambda elements: elements.values())(stored[0])
+        stored = tuple(map(DenseElements, _split(flat, layout, 1)))
     return dataclasses.replace(directions, cached=stored, scale=scale)
+
+
+def _drawn_leaves(distribution: Distribution, layout: Layout) -> tuple[Leaf, ...]:
+    """The leaves, or on a CPU all of them as a single one.
+
+    A program that draws a single array compiles in a fraction of the time.
+    """
+    own = all(
+        distribution._parts(leaf) == [Part(leaf.shape, leaf.offset)]
+        for leaf in layout.leaves
+    )
+    on_cpu = jax.default_backend() == "cpu"
+    # One array would not be sharded as the leaves are.
+    on_one = jax.sharding.get_abstract_mesh().empty
+    size = layout.dimension
+    if not (own and on_cpu and on_one and len(layout.leaves) > 1) or size > _MAX_KEPT:
+        return layout.leaves
+    return (Leaf((size,), 0, "", None),)
+
+
+def _split(flat: jax.Array, layout: Layout, axis: int) -> list[jax.Array]:
+    """The leaves that lie one after the other along an axis, the last."""
+    return [
+        flat[..., x.offset : x.offset + x.size].reshape(*flat.shape[:axis], *x.shape)
+        for x in layout.leaves
+    ]
 
 
 # Number of elements in a block: 64 MiB of float32.

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from radazo_jax._src import shown
+
 
 def check_argnums(argnums: Any) -> None:
     """Raises unless these are a position, or several."""
@@ -13,7 +15,7 @@ def check_argnums(argnums: Any) -> None:
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in each):
         raise TypeError(
             "argnums must be the position of the parameters among the arguments of "
-            f"fun, or a tuple of positions; got {argnums!r}."
+            f"fun, or a tuple of positions; got {shown.given(argnums)}."
         )
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, shown
 from radazo_jax._src.configuration import check_fields
 from radazo_jax._src.contracts import Draw, Estimate, GradientEstimator, Points, Values
 from radazo_jax._src.directions.dense import sphere
@@ -236,6 +236,7 @@ def central_difference(
     return CentralDifference(distribution, num_directions, far, is_named=named)
 
 
+@checks_names
 def spsa(num_directions: int = 1, smoothing: float | None = None) -> GradientEstimator:
     """Simultaneous perturbation (SPSA): two evaluations along random signs.
 
@@ -276,7 +277,7 @@ def check_distribution(distribution: Any) -> None:
     if not isinstance(distribution, Distribution):
         raise TypeError(
             "distribution must be a Distribution such as sphere(); got "
-            f"{distribution!r}."
+            f"{shown.given(distribution)}."
         )
     check_fields(distribution)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, shown
 from radazo_jax._src.contracts import Draw, Estimate, GradientEstimator, Points, Values
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
@@ -79,6 +79,7 @@ class EvolutionStrategy(GradientEstimator):
         return estimate, state
 
 
+@checks.checks_names
 def evolution_strategy(
     distribution: Distribution = sphere(),
     population_size: int = 20,
@@ -158,7 +159,7 @@ def evolution_strategy(
     if not callable(shaping):
         raise TypeError(
             "shaping must be a function of values such as zo.shaping.z_score(); got "
-            f"{shaping!r}."
+            f"{shown.given(shaping)}."
         )
     # An error is raised here, and not after evaluating the first population.
     jax.eval_shape(

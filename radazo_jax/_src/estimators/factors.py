@@ -12,8 +12,10 @@ from radazo_jax._src.directions.distribution import Direction, lazy
 from radazo_jax._src.directions.elements import Elements, LowRankFactors
 from radazo_jax._src.directions.layout import Leaf
 from radazo_jax._src.directions.low_rank import LowRank
+from radazo_jax._src.names import checks_names
 
 
+@checks_names
 def candidate_factors(points: Points) -> tuple[optax.Params, optax.Params]:
     """Returns the displacements of points along `low_rank` directions as factors.
 

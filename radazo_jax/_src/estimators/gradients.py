@@ -32,6 +32,7 @@ UNTRACEABLE = (
 )
 
 
+@checks.checks_names
 def estimate(
     estimator: GradientEstimator,
     fun: Callable[[optax.Params], Any],
@@ -117,8 +118,8 @@ def of_params(
         raise TypeError(
             "fun must be a function that JAX can trace; got one that turns a traced "
             "array into a Python number or a NumPy array. Use jax.numpy in it, or "
-            "pass it to minimize_black_box, or to train with evaluator=external()."
-            + checks.refer_to("minimize_black_box")
+            "pass it to minimize, or to train with evaluator=external()."
+            + checks.refer_to("minimize")
         ) from error
     except Exception as error:
         if isinstance(error, TypeError):

@@ -38,6 +38,7 @@ class ZScore(Configuration):
         return _deviations(values, self._axis) / jnp.where(scale > 0, scale, 1)
 
 
+@checks.checks_names
 def z_score(eps: float = 0.0, eps_root: float = 1e-5) -> Shaping:
     """Subtracts the mean of all values, and divides by their standard deviation.
 
@@ -81,6 +82,7 @@ class ByGroup(ZScore):
     _axis = 0
 
 
+@checks.checks_names
 def by_group(eps: float = 0.0, eps_root: float = 1e-5) -> Shaping:
     """Subtracts the mean of each prompt, and divides by the deviation of all values.
 
@@ -136,6 +138,7 @@ class CenteredRanks(Configuration):
         return _by_prompt(of_prompt, values)
 
 
+@checks.checks_names
 def centered_ranks() -> Shaping:
     """Replaces values by their ranks, from −1/2 for the lowest to 1/2 for the highest.
 
@@ -184,6 +187,7 @@ class PairSigns(Configuration):
         return jnp.stack([signs, -signs], 1).reshape(values.shape)
 
 
+@checks.checks_names
 def pair_signs(threshold: float = 0.0) -> Shaping:
     """Compares the two members of each pair: 1 for the higher value, −1 for the lower.
 
@@ -236,6 +240,7 @@ class BestOf(Configuration):
         return _by_prompt(of_prompt, values)
 
 
+@checks.checks_names
 def best_of(k: int) -> Shaping:
     """Keeps the k members with the lowest values: weight −n/k, zero for the others.
 

@@ -25,6 +25,7 @@ from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.points import candidates
 
 
+@checks.checks_names
 def value_and_grad(
     fun: Objective,
     estimator: GradientEstimator,

@@ -5,12 +5,14 @@ import functools
 import inspect
 import math
 import reprlib
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -85,6 +87,7 @@ class External(Evaluator):
         fun: Callable[[optax.Params], Any],
         *,
         vector_valued: bool = False,
+        residuals: bool = False,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Iterator["Calls"]:
@@ -93,16 +96,20 @@ class External(Evaluator):
         Args:
           fun: `fun(params)` returns a number, or a pair of a number and anything.
           vector_valued: Whether `fun` may return several numbers for a point.
+          residuals: Whether `fun` returns residuals: an array, or a tree of arrays.
           context: Makes the context of calls in this thread.
           interrupted: Asked now and then whether to stop.
         """
+        read: Callable[[Any], Reply] = _read_residuals
+        if not residuals:
+            read = functools.partial(_read, vector_valued=vector_valued)
         if self.workers is None and self.executor is None:
-            run = functools.partial(_in_turn, fun, context, interrupted)
-            yield Calls(self, run, vector_valued)
+            call = functools.partial(_called, fun, context)
+            yield Calls(self, read, interrupted, call=call)
             return
         pool = pools.Pool(fun, self.workers, self.executor, self.timeout, interrupted)
         try:
-            yield Calls(self, pool.run, vector_valued, pool)
+            yield Calls(self, read, interrupted, pool=pool)
         finally:
             pool.close()
 
@@ -132,7 +139,7 @@ def external(
     """Evaluates points by calls of a Python function that JAX need not trace.
 
     Without workers and without an executor, points are evaluated in turn in this
-    process. It is an evaluator of `train`; `minimize_black_box` has arguments of the
+    process. It is an evaluator of `train`; `minimize` has arguments of the
     same names.
 
     Args:
@@ -173,156 +180,248 @@ class Calls:
     def __init__(
         self,
         evaluator: External,
-        run: Callable[[list[Any]], list[Any] | None],
-        vector_valued: bool,
+        read: Callable[[Any], "Reply"],
+        interrupted: Callable[[], bool],
+        call: Callable[[Any], Any] | None = None,
         pool: pools.Pool | None = None,
     ):
         """Describes the calls.
 
         Args:
           evaluator: The evaluator.
-          run: Calls the function at points; `None` if it was interrupted.
-          vector_valued: Whether the function may return several numbers for a point.
+          read: Reads what the function returned for a point.
+          interrupted: Asked before each call whether to stop.
+          call: Calls the function at a point in this thread.
           pool: The executor or the workers; `None` if points are evaluated in turn.
         """
-        self._evaluator, self._run, self._pool = evaluator, run, pool
-        self._vector_valued = vector_valued
-        self._begun = self._works = False
+        self._evaluator, self._read, self._interrupted = evaluator, read, interrupted
+        self._call, self._pool = call, pool
+        self._works = False  # Whether the function has done more than fail by mistakes.
 
-    @property
-    def workers(self) -> int:
-        """The number of calls side by side, as far as it is known."""
-        if self._pool is None or self._evaluator.batched:
-            return 1
-        return self._pool.workers
+    def each(
+        self,
+        count: int,
+        one: Callable[[int], Any],
+        together: Callable[[], Any],
+        arrived: Callable[[int, "Reply"], object],
+    ) -> bool:
+        """Evaluates points, and passes each reply on when it arrives.
 
-    @property
-    def room(self) -> int | None:
-        """The number of points that are evaluated together at most; `None` for all."""
-        return 1 if self._evaluator.in_turn else self._evaluator.workers
+        Args:
+          count: The number of points, n.
+          one: `one(i)` makes a point, which the function may write to.
+          together: Makes all points, [n, …], for `batched` functions.
+          arrived: `arrived(i, reply)`, called in this thread once a point has a value
+            or has failed for the last time. If it returns True, no further point is
+            begun; those that run are waited for.
 
-    def evaluate(self, candidates: optax.Params) -> Outcome | None:
+        Returns:
+          Whether it was not interrupted.
+
+        Raises:
+          Mistake: If the function has not returned a number yet, and fails at all
+            points by errors that do not depend on them. The first point is enough if
+            points are evaluated in turn. Nothing has arrived then.
+        """
+        held: list[tuple[int, Reply]] = []
+
+        def passed(i: int, reply: Reply) -> bool:
+            held.append((i, reply))
+            self._works = self._works or reply.mistake is None
+            if not self._works:
+                return self._evaluator.in_turn
+            ends = [arrived(*each) for each in held]
+            held.clear()
+            return any(ends)
+
+        if self._evaluator.batched:
+            completes = self._batch(count, together, passed)
+        elif self._call is not None:
+            completes = self._in_turn(count, one, self._call, passed)
+        else:
+            completes = self._on_pool(count, one, passed)
+        if held and completes:
+            _raise_mistake(one(0), [reply for _, reply in held])
+        return completes
+
+    def _in_turn(
+        self,
+        count: int,
+        one: Callable[[int], Any],
+        call: Callable[[Any], Any],
+        passed: Callable[[int, "Reply"], bool],
+    ) -> bool:
+        """`each` in this thread."""
+        for i in range(count):
+            begun = time.perf_counter()
+            for _ in range(1 + self._evaluator.retries):
+                if self._interrupted():
+                    return False
+                reply = self._read(call(one(i)))
+                if not reply.problem:
+                    break
+            if passed(i, Reply(*reply[:-1], time.perf_counter() - begun)):
+                break
+        return True
+
+    def _batch(
+        self,
+        count: int,
+        together: Callable[[], Any],
+        passed: Callable[[int, "Reply"], bool],
+    ) -> bool:
+        """`each` of a function that takes all points at once."""
+        begun, found = time.perf_counter(), []
+
+        def whole(i: int, result: Any, seconds: float) -> bool:
+            del i, seconds
+            found.append(result)
+            return False
+
+        for _ in range(1 + self._evaluator.retries):
+            if self._interrupted():
+                return False
+            if self._call is not None:
+                found.append(self._call(together()))
+            elif self._pool is None or not self._pool.run([together()], whole):
+                return False
+            replies = [self._read(part) for part in _split(found[-1], count)]
+            if not any(reply.problem for reply in replies):
+                break
+        seconds = (time.perf_counter() - begun) / count
+        for i, reply in enumerate(replies):
+            passed(i, reply._replace(seconds=seconds))
+        return True
+
+    def _on_pool(
+        self,
+        count: int,
+        one: Callable[[int], Any],
+        passed: Callable[[int, "Reply"], bool],
+    ) -> bool:
+        """`each` on an executor."""
+        assert self._pool is not None
+        left, ends = list(range(count)), False
+        for attempt in range(1 + self._evaluator.retries):
+            which, left = left, []
+            is_last = attempt == self._evaluator.retries
+
+            def arrived(
+                j: int,
+                result: Any,
+                seconds: float,
+                which: list[int] = which,
+                left: list[int] = left,
+                is_last: bool = is_last,
+            ) -> bool:
+                nonlocal ends
+                reply = self._read(result)._replace(seconds=seconds)
+                if reply.problem and not is_last:
+                    left.append(which[j])
+                else:
+                    ends = passed(which[j], reply) or ends
+                return ends
+
+            if not self._pool.run([one(i) for i in which], arrived):
+                return False
+            if ends or not left:
+                break
+        return True
+
+    def evaluate(
+        self, candidates: optax.Params, distinct: bool = True
+    ) -> Outcome | None:
         """Evaluates points, and those that are the same once, unless `batched`.
 
         Each call gets a copy of its point, so the function may write to its argument.
 
         Args:
           candidates: The points, a tree of NumPy arrays, [n, …].
+          distinct: Whether points that are the same are evaluated once.
 
         Returns:
           The outcome at all points, or `None` if it was interrupted.
 
         Raises:
-          Mistake: If the function has not returned a number yet, and fails at all
-            points by errors that do not depend on them. At the first call of all, the
-            first point is enough if points are evaluated in turn.
+          Mistake: As `each`.
         """
         leaves = jax.tree.leaves(candidates)
         keys: list[Any] = list(range(len(leaves[0])))
-        if not self._evaluator.batched:
+        if distinct and not self._evaluator.batched:
             keys = [tuple(leaf[i].tobytes() for leaf in leaves) for i in keys]
-        first = self._evaluator.in_turn and not self._begun
-        return self._evaluated(candidates, keys, [1] if first else [])
-
-    def repeat(self, candidates: optax.Params) -> Outcome | None:
-        """Evaluates points, also those that are the same, as `evaluate` does once."""
-        keys = range(len(jax.tree.leaves(candidates)[0]))
-        return self._evaluated(candidates, keys, [])
-
-    def _evaluated(
-        self, candidates: optax.Params, keys: Sequence[Any], looks: list[int]
-    ) -> Outcome | None:
-        """The outcome at points, which are equal if their keys are.
-
-        Args:
-          candidates: The points.
-          keys: A key for each point.
-          looks: The numbers of points after which mistakes are looked for, before the
-            last point.
-        """
-        results: dict[Any, _Result] = {}
-        for end in (*looks, len(keys)):
-            some = enumerate(keys[:end])
-            missing = {key: i for i, key in some if key not in results}
-            for _ in range(1 + self._evaluator.retries):
-                found = self._called(candidates, list(missing.values()))
-                if found is None:
-                    return None
-                results.update(zip(missing, found, strict=True))
-                failed = {key: i for key, i in missing.items() if results[key].problem}
-                if not failed:
-                    break
-                missing = missing if self._evaluator.batched else failed
-            self._check_mistake(candidates, list(results.values()))
-        return _outcome([results[key] for key in keys])
-
-    def _check_mistake(
-        self, candidates: optax.Params, results: "list[_Result]"
-    ) -> None:
-        """Raises if the function has done nothing so far but fail by mistakes."""
-        self._begun = True
-        self._works = self._works or any(x.mistake is None for x in results)
-        if self._works:
-            return
-        n, problem = len(results), results[0].problem.removeprefix("returned ")
-        where = f"all of the first {n} points" if n > 1 else "the first point"
-        is_list = isinstance(candidates, list)
-        advice = " fun gets a list, as params is: pass np.array(params)." * is_list
-        raise Mistake(
-            f"fun must return a number at {where}; got {problem.rstrip('.')}.{advice} "
-            "Correct fun: this error is a mistake in it, which ends the run."
-        ) from results[0].mistake
-
-    def _called(
-        self, candidates: optax.Params, numbers: list[int]
-    ) -> "list[_Result] | None":
-        """The results at points by number; at all of them if they are `batched`."""
-        batched = self._evaluator.batched
-        points = [jax.tree.map(lambda x, i=i: x[i], candidates) for i in numbers]
-        called = self._run([candidates] if batched else points)
-        if called is None:
+        places = {key: i for i, key in reversed(list(enumerate(keys)))}
+        which, replies = sorted(places.values()), {}
+        if not self.each(
+            len(which),
+            lambda j: jax.tree.map(lambda x: np.array(x[which[j]]), candidates),
+            lambda: copy(candidates),
+            lambda j, reply: replies.update({which[j]: reply}),
+        ):
             return None
-        if batched:
-            called = _split(called[0], len(numbers))
-        return [_read(result, self._vector_valued) for result in called]
+        return _outcome([replies[places[key]] for key in keys])
 
 
-def _in_turn(
+def _called(
     fun: Callable[[optax.Params], Any],
     context: Callable[[], AbstractContextManager[Any]],
-    interrupted: Callable[[], bool],
-    points: list[Any],
-) -> list[Any] | None:
-    """Calls a function at points, within a context, which is the caller's."""
-    results: list[Any] = []
-    for point in points:
-        if interrupted():
-            return None
-        try:
-            with context():
-                results.append(fun(copy(point)))
-        except Exception as error:
-            results.append(failed(error))
-    return None if interrupted() else results
+    point: Any,
+) -> Any:
+    """Calls a function at a point, within a context, which is the caller's."""
+    try:
+        with context():
+            return fun(point)
+    except (Exception, SystemExit) as error:
+        return failed(error)
 
 
-class _Result(NamedTuple):
-    """The result at a point.
+class Reply(NamedTuple):
+    """The reply of a function at a point.
 
     Attributes:
       value: The value or values.
       info: The other result of the function.
       problem: A text if the point failed.
       mistake: The error if the function is wrong, and not the point.
+      raised: Whether the function returned nothing.
+      dtype: The name of the dtype of the value if it is narrower than float64.
+      seconds: Duration, from the submission to an executor.
     """
 
     value: Any
     info: Any
     problem: str
     mistake: BaseException | None = None
+    raised: bool = False
+    dtype: str = ""
+    seconds: float = 0.0
 
 
-def _outcome(results: list[_Result]) -> Outcome:
+def _raise_mistake(params: Any, replies: "list[Reply]") -> NoReturn:
+    """Raises the error of a function that has failed at all points by mistakes.
+
+    Args:
+      params: A point.
+      replies: The replies.
+    """
+    n, problem = len(replies), replies[0].problem.removeprefix("returned ")
+    where = f"all of the first {n} points" if n > 1 else "the first point"
+    advice = ""
+    if isinstance(params, list):
+        advice = " fun gets a list, as params is: pass np.array(params)."
+    elif "numpy.ndarray' object has no attribute 'at'" in problem:
+        advice = " fun gets NumPy arrays: pass jax.jit(fun)."
+    elif problem.startswith("an array of shape"):
+        advice = (
+            " Return one number: the sum of squares is np.sum(r**2). For residuals, "
+            "pass methods.least_squares()."
+        )
+    raise Mistake(
+        f"fun must return a number at {where}; got {problem.rstrip('.')}.{advice} "
+        "Correct fun: this error is a mistake in it, which ends the run."
+    ) from replies[0].mistake
+
+
+def _outcome(results: list[Reply]) -> Outcome:
     """The results; a point has failed if it has another number of values."""
     failures = {i: result.problem for i, result in enumerate(results) if result.problem}
     shape = next((np.shape(x.value) for x in results if np.ndim(x.value)), ())
@@ -342,7 +441,7 @@ def _split(result: Any, n: int) -> list[Any]:
         return [result] * n
     try:
         values, infos = _pair(result, n)
-        listed = values if isinstance(values, list | tuple) else np.asarray(values)
+        listed = values if isinstance(values, list | tuple) else unmasked(values)
         return list(zip(listed, [None] * n if infos is None else infos, strict=True))
     except Exception:
         problem = f"returned {_described(result)} for {n} points"
@@ -361,10 +460,12 @@ def _pair(result: Any, n: int) -> tuple[Any, Any]:
     return result, infos
 
 
-def _read(result: Any, vector_valued: bool) -> _Result:
+def _read(result: Any, vector_valued: bool) -> Reply:
     """Reads what a function returned for a point."""
+    if type(result) is float and math.isfinite(result):  # The usual case.
+        return Reply(result, None, "")
     if isinstance(result, Failed):
-        return _Result(np.nan, None, *result)
+        return Reply(np.nan, None, result.problem, result.error, raised=True)
     pair = isinstance(result, tuple) and len(result) == 2
     value, info = result if pair else (result, None)
     try:
@@ -380,11 +481,43 @@ def _read(result: Any, vector_valued: bool) -> _Result:
         return _wrong(f"{_described(value)}, which cannot be read as a number", info)
     if number is None:
         return _wrong(f"{_described(value)}, not a number", info)
-    return _Result(number, info, "" if np.isfinite(number) else f"returned {number}")
+    problem = "" if np.isfinite(number) else f"returned {number}"
+    return Reply(number, info, problem, dtype=narrow(value))
+
+
+def _read_residuals(result: Any) -> Reply:
+    """Reads residuals: a number, an array, or a tree of them."""
+    pair = isinstance(result, tuple) and len(result) == 2
+    value, info = result if pair else (result, None)
+    is_number = np.ndim(value) == 0 and not isinstance(value, dict)
+    if isinstance(result, Failed) or is_number:
+        return _read(result, vector_valued=False)
+    try:
+        leaves = [np.ravel(unmasked(x)) for x in jax.tree.leaves(value)]
+        return _vector(np.concatenate(leaves), info)
+    except Exception:
+        return _wrong(f"{_described(value)}, not residuals", info)
+
+
+def unmasked(values: Any) -> np.ndarray:
+    """Values as an array, in which masked ones, which have failed, are NaN."""
+    if isinstance(values, np.ma.MaskedArray):
+        return np.ma.filled(values.astype(np.float64), np.nan)
+    return np.asarray(values)
+
+
+def narrow(value: Any) -> str:
+    """The name of a floating-point dtype that is narrower than float64."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or getattr(dtype, "itemsize", 8) >= 8:
+        return ""
+    return str(dtype) if jnp.issubdtype(dtype, jnp.floating) else ""
 
 
 def _number(value: Any) -> float | None:
     """A real number, or an array of one, of any library; `None` if it is neither."""
+    if isinstance(value, np.ma.MaskedArray):
+        value = unmasked(value)
     shape = np.shape(value)
     is_one = hasattr(value, "__float__") or hasattr(value, "item")
     if not is_one or math.prod(shape) != 1:
@@ -400,20 +533,21 @@ def _number(value: Any) -> float | None:
     return float(value)
 
 
-def _wrong(returned: str, info: Any) -> _Result:
+def _wrong(returned: str, info: Any) -> Reply:
     """The result of a function that returned something else than a number."""
     problem = f"returned {returned}"
-    return _Result(np.nan, info, problem, TypeError(f"fun {problem}"))
+    return Reply(np.nan, info, problem, TypeError(f"fun {problem}"))
 
 
-def _vector(values: Any, info: Any) -> _Result:
+def _vector(values: Any, info: Any) -> Reply:
     """Reads several values of a point."""
-    array = np.asarray(values)
+    array = unmasked(values)
     if array.dtype.kind not in "fiub" or not array.size:
         return _wrong(f"{_described(values)}, not numbers", info)
     failed = int(np.sum(~np.isfinite(array)))
     problem = f"returned {failed} values of {array.size} that are not finite"
-    return _Result(array.astype(np.float64), info, problem if failed else "")
+    wide = array.astype(np.float64)
+    return Reply(wide, info, problem if failed else "", dtype=narrow(array))
 
 
 def _described(value: Any) -> str:

@@ -1,16 +1,18 @@
 """Calls of a Python function on an executor, which may break or hang."""
 
 import concurrent.futures as futures
+import contextlib
 import functools
 import importlib
 import inspect
+import math
 import multiprocessing
+import os
+import queue
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from radazo_jax._src.evaluators.sending import Failed, Sender, failed, in_words
 
@@ -21,6 +23,18 @@ _GUARD = 'A script that starts processes must stand below if __name__ == "__main
 
 # An executor may break so many times in a row before a point ends.
 _MOST_BROKEN = 4
+
+
+# A worker process ends with the run that started it, also if the run was killed. It
+# gets this as text, because a function of this module would import JAX.
+_WATCH = """
+import os, threading, time
+def watch():
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+threading.Thread(target=watch, daemon=True).start()
+"""
 
 
 class _Lost(Failed):
@@ -60,7 +74,7 @@ class Pool:
         self._pool: Any = None
         self._make: Callable[[], Any] | None = None
         # So many points are submitted together: with `workers`, all of them run.
-        self._most = np.inf if workers is None else workers
+        self._most = math.inf if workers is None else workers
         self._hanging: set[Any] = set()
         self._works = False
         if workers is not None:
@@ -72,44 +86,60 @@ class Pool:
             self._pool = executor
             self._sender.prepare(executor)
 
-    @property
-    def workers(self) -> int:
-        """The number of workers, 1 if it is not known."""
-        workers: int = getattr(self._pool, "_max_workers", 1)
-        return self._workers or workers
-
-    def run(self, points: list[Any]) -> list[Any] | None:
+    def run(
+        self, points: list[Any], arrived: Callable[[int, Any, float], bool]
+    ) -> bool:
         """Calls the function at points.
 
+        Args:
+          points: The points.
+          arrived: `arrived(i, result, seconds)`, called in this thread with each result
+            or `Failed`; if it returns True, no further point is submitted.
+
         Returns:
-          What it returned, or why not, as a `Failed`; `None` if it was interrupted.
+          Whether it was not interrupted.
 
         Raises:
           RuntimeError: If the executor is broken and cannot be made again.
         """
-        results: list[Any] = [None] * len(points)
-        groups, broken = [list(range(len(points)))], 0
-        while groups:
+        groups, broken, stops = [list(range(len(points)))], 0, False
+        while groups and not stops:
             group = groups.pop()
+            begun = time.perf_counter()
+
+            def passed(
+                j: int, result: Any, group: list[int] = group, begun: float = begun
+            ) -> bool:
+                nonlocal stops
+                seconds = time.perf_counter() - begun
+                stops = arrived(group[j], result, seconds) or stops
+                return stops
+
             self._prepare()
-            found = self._submitted([points[i] for i in group])
+            found = self._submitted([points[i] for i in group], passed)
             if found is None:
-                return None
+                return False
+            lost, unasked = [], []
             for i, result in zip(group, found, strict=True):
-                results[i] = result
-            lost = [i for i in group if isinstance(results[i], _Lost)]
-            unasked = [i for i in group if isinstance(results[i], _Unasked)]
+                if isinstance(result, _Unasked):
+                    unasked.append(i)
+                elif isinstance(result, _Lost):
+                    lost.append(i)
             ended = len(lost) + len(unasked) < len(group)
             self._works = self._works or ended
             if any(isinstance(result, _Lost | _Refused) for result in found):
                 progressed = ended or (self._works and lost)
                 broken = 0 if progressed else broken + 1
-                self._check_broken(results[(lost + unasked)[0]].problem, broken)
+                problem = found[group.index((lost + unasked)[0])].problem
+                self._check_broken(problem, broken)
                 self._end(hangs=False)
             groups += [unasked] if unasked else []
             # What breaks an executor alone has failed.
-            groups += _halves(lost) if len(group) > 1 else []
-        return results
+            if len(group) > 1:
+                groups += _halves(lost)
+            elif lost:
+                passed(0, found[0])
+        return True
 
     def close(self) -> None:
         """Ends what was made; waits for nothing that hangs."""
@@ -150,43 +180,54 @@ class Pool:
                 + advice
             )
 
-    def _submitted(self, points: list[Any]) -> list[Any] | None:
+    def _submitted(
+        self, points: list[Any], passed: Callable[[int, Any], bool]
+    ) -> list[Any] | None:
         """The results of points that are submitted together."""
         waiting = list(enumerate(points))[::-1]
-        submitted: list[Any] = [None] * len(points)
-        running: set[Any] = set()
+        results: list[Any] = [None] * len(points)
+        running: dict[Any, int] = {}
+        done: queue.SimpleQueue[Any] = queue.SimpleQueue()
         since = time.monotonic()
         poll = _POLL if self._timeout is None else min(_POLL, self._timeout)
         while waiting or running:
-            self._submit_some(waiting, submitted, running)
-            # If all are submitted, woken by the last alone: each time costs the workers
-            # a turn of the interpreter.
-            wake = futures.FIRST_COMPLETED if waiting else futures.ALL_COMPLETED
-            left = len(running)
-            running = set(futures.wait(running, poll, wake).not_done)
-            since = time.monotonic() if len(running) < left else since
+            self._submit_some(waiting, results, running, done)
+            with contextlib.suppress(queue.Empty):
+                future = done.get(timeout=poll) if running else None
+                while future is not None:
+                    i, since = running.pop(future), time.monotonic()
+                    results[i] = self._result(future)
+                    if not isinstance(results[i], _Lost) and passed(i, results[i]):
+                        waiting.clear()
+                    future = done.get_nowait()
             if self._interrupted():
                 self._hanging |= {future for future in running if not future.cancel()}
                 return None
             if self._timeout is not None and time.monotonic() - since >= self._timeout:
-                return self._hung(submitted, running)
-        return [self._result(future) for future in submitted]
+                return self._hung(results, running, waiting, passed)
+        return results
 
     def _submit_some(
-        self, waiting: list[Any], submitted: list[Any], running: set[Any]
+        self,
+        waiting: list[Any],
+        results: list[Any],
+        running: dict[Any, int],
+        done: "queue.SimpleQueue[Any]",
     ) -> None:
         """Submits the last points that wait, as many as may run."""
 
         def submit() -> None:
             while waiting and len(running) < self._most:
                 i, point = waiting.pop()
-                submitted[i] = self._submit(point)
-                if not isinstance(submitted[i], Failed):
-                    running.add(submitted[i])
+                future = self._submit(point)
+                if isinstance(future, Failed):
+                    results[i] = future
+                    continue
+                running[future] = i
+                future.add_done_callback(done.put)
 
-        if self._make is not None and isinstance(
-            self._pool, futures.ThreadPoolExecutor
-        ):
+        threads = isinstance(self._pool, futures.ThreadPoolExecutor)
+        if waiting and self._make is not None and threads:
             _in_daemon(submit)
         else:
             submit()
@@ -206,8 +247,6 @@ class Pool:
 
     def _result(self, future: Any) -> Any:
         """The result of a call, or why there is none."""
-        if isinstance(future, Failed):
-            return future
         try:
             error = future.exception()
         except futures.CancelledError as cancelled:
@@ -218,30 +257,37 @@ class Pool:
             return failed(error)
         return self._sender.result(self._pool, future)
 
-    def _hung(self, submitted: list[Any], running: set[Any]) -> list[Any]:
+    def _hung(
+        self,
+        results: list[Any],
+        running: dict[Any, int],
+        waiting: list[Any],
+        passed: Callable[[int, Any], bool],
+    ) -> list[Any]:
         """The results if some points hang; the executor is replaced if it can be."""
         failed = Failed(f"no result within {self._timeout} s")
         waited = {future for future in running if future.cancel()}
-        replaced = self._make is not None and waited != running
-        unasked = _Unasked("waited") if replaced else failed
-
-        def result(future: Any) -> Any:
-            if future is None or future in waited:
-                return unasked
-            return failed if future in running else self._result(future)
-
-        results = [result(future) for future in submitted]
-        if self._make is not None:
+        hanging = running.keys() - waited
+        replaced = self._make is not None and hanging
+        if replaced:
             self._end(hangs=True)
-            return results
-        still = any(not future.done() for future in self._hanging)
-        if still and all(result is failed for result in results):
-            raise RuntimeError(
-                f"executor hangs: no point ended within {self._timeout} s, and an "
-                "earlier one still runs. Pass workers=, or a function that makes an "
-                "executor, and it is replaced."
-            )
-        self._hanging |= running - waited
+        elif self._make is None:
+            still = any(not future.done() for future in self._hanging)
+            if still and all(result is None for result in results):
+                raise RuntimeError(
+                    f"executor hangs: no point ended within {self._timeout} s, and an "
+                    "earlier one still runs. Pass workers=, or a function that makes "
+                    "an executor, and it is replaced."
+                )
+            self._hanging |= hanging
+        unasked = [running[future] for future in waited] + [i for i, _ in waiting]
+        for i in unasked:
+            results[i] = _Unasked("waited")
+        for i in [running[future] for future in hanging] + (
+            [] if replaced else unasked
+        ):
+            results[i] = failed
+            passed(i, failed)
         return results
 
 
@@ -278,7 +324,13 @@ def _loky(workers: int) -> Callable[[], Any]:
             f"workers must be None unless loky is installed; got {workers}. Run pip "
             "install loky, or pass an executor."
         ) from error
-    return functools.partial(loky.ProcessPoolExecutor, workers)
+    watch = {"parent": os.getpid()} if hasattr(os, "fork") else None
+    return functools.partial(
+        loky.ProcessPoolExecutor,
+        workers,
+        initializer=exec,
+        initargs=(_WATCH if watch else "", watch or {}),
+    )
 
 
 def _halves(points: list[int]) -> list[list[int]]:

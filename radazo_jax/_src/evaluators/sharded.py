@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from radazo_jax._src import checks, trees
+from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.contracts import Evaluator, Points, Values
 from radazo_jax._src.evaluators.vectorized import (
     cache,
@@ -66,6 +66,7 @@ class Sharded(Evaluator):
         return points.split(values), aux
 
 
+@checks.checks_names
 def sharded(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
     """Evaluates points on the devices along a mesh axis, under `jax.set_mesh`.
 
@@ -105,7 +106,7 @@ def sharded(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
     if not names or not all(isinstance(name, str) for name in names):
         raise TypeError(
             "axis_name must be the name of a mesh axis, or a tuple of names; got "
-            f"{axis_name!r}."
+            f"{shown.given(axis_name)}."
         )
     if len(set(names)) < len(names):
         raise ValueError(f"axis_name must name each axis once; got {axis_name!r}.")
@@ -134,13 +135,14 @@ def _values(
     is_tree = isinstance(fun, jax.tree_util.Partial)
     arrays, static = trees.partition(fun) if is_tree else ([], None)
     _check_free(names, {"params": params, "the arguments of fun": arrays})
+    evaluator = f"sharded({names if names[1:] else names[0]!r}, "
 
     def losses(
         mine: jax.Array, params: optax.Params, points: Points, arrays: Any
     ) -> jax.Array:
         given = fun if static is None else static.merge(arrays)
         loss = checks.checked_loss(given, has_aux, points.vector_valued)
-        return values_by_number(loss, params, points, mine, batch_size)
+        return values_by_number(loss, params, points, mine, batch_size, evaluator)
 
     def numbers(device: jax.Array | int, of_devices: int) -> jax.Array:
         # Beyond the last point, that one again.

@@ -22,6 +22,10 @@ from radazo_jax._src.points import shifted
 # matrices in products with directions of low rank.
 _DENSE_SHARE = 8
 
+# Points are taken in turn beyond so many elements of all directions; on CPUs, from so
+# many parameters on, below which a loop takes longer than its evaluations.
+_MOST_TOGETHER, _FEWEST_IN_TURN = 2**24, 2**13
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Vectorized(Evaluator):
@@ -32,7 +36,28 @@ class Vectorized(Evaluator):
     batch_size: int | None
 
     def cache(self, points: Points) -> Points:
-        return cache(points, self.batch_size)
+        if self._stores(points):
+            held = sums.cache_in_turn(points.directions, points.layout)
+            return dataclasses.replace(points, directions=held)
+        return cache(points, self._batch_size(points))
+
+    def _batch_size(self, points: Points) -> int | None:
+        """The number of directions that are evaluated together, `None` for all."""
+        size = len(points.scales) * points.layout.dimension
+        many = self.batch_size is None and size > _MOST_TOGETHER
+        return 1 if many or self._stores(points) else self.batch_size
+
+    def _stores(self, points: Points) -> bool:
+        """Whether a CPU takes the points in turn, and stores a direction for each."""
+        size = points.layout.dimension
+        return (
+            self.batch_size is None
+            and jax.default_backend() == "cpu"
+            and size >= _FEWEST_IN_TURN
+            and size * len(points.scales) <= _MOST_TOGETHER
+            # Products with the same matrices are one, if all are taken together.
+            and not sums.are_few(points.directions, points.layout)
+        )
 
     def evaluate(
         self,
@@ -42,21 +67,25 @@ class Vectorized(Evaluator):
         has_aux: bool,
     ) -> tuple[Values, Any]:
         loss = checks.checked_loss(fun, has_aux, points.vector_valued)
-        if not has_aux and _shares_products(points, self.batch_size):
+        batch_size, stores = self._batch_size(points), self._stores(points)
+        if not has_aux and _shares_products(points, batch_size):
             values, aux = _values_in_one_batch(loss, params, points), None
         else:
-            values, aux = _values(loss, params, points, has_aux, self.batch_size)
+            values, aux = _values(loss, params, points, has_aux, batch_size, stores)
         return points.split(values), aux
 
 
+@checks.checks_names
 def vectorized(batch_size: int | None = None) -> Evaluator:
     """Evaluates points within the compiled step, under `jax.vmap` or in turn.
 
     Args:
       batch_size: Number of directions that are evaluated together, as in
-        `jax.lax.map`. `None` evaluates all of them under one `vmap`, which is fastest;
-        1 evaluates one at a time, in the memory of a single evaluation. The values are
-        the same up to rounding.
+        `jax.lax.map`: all of them under one `vmap` if it is at least K, and one at a
+        time if it is 1, in the memory of a single evaluation. `None` chooses: one at a
+        time if K directions have more than 2²⁴ elements, and on a CPU from 2¹³
+        parameters on, unless directions have low rank; otherwise all of them. The
+        values are the same up to rounding.
 
     Returns:
       The evaluator.
@@ -94,7 +123,10 @@ def cache(points: Points, batch_size: int | None) -> Points:
 
 
 def batched_map(
-    fun: Callable[[optax.Params], Any], xs: Any, batch_size: int | None
+    fun: Callable[[optax.Params], Any],
+    xs: Any,
+    batch_size: int | None,
+    evaluator: str = "vectorized(",
 ) -> Any:
     """`jax.lax.map` whose `batch_size=None` is all at once."""
     size = len(jax.tree.leaves(xs)[0])
@@ -108,7 +140,7 @@ def batched_map(
         if _can_be_traced(fun, xs):
             raise type(error)(
                 f"fun cannot be evaluated at several points under jax.vmap: {error} "
-                "Pass vectorized(batch_size=1) to evaluate one at a time."
+                f"Pass {evaluator}batch_size=1) to evaluate one at a time."
             ) from error
         raise
 
@@ -133,6 +165,7 @@ def _values(
     points: Points,
     has_aux: bool,
     batch_size: int | None,
+    stores: bool,
 ) -> tuple[jax.Array, Any]:
     base = loss(params) if points.includes_params else None
     # In turn, also with what of θ is the same for all, as rows looked up.
@@ -142,6 +175,8 @@ def _values(
 
     def along(point: tuple[Direction, Any, Any]) -> tuple[jax.Array, list[jax.Array]]:
         direction, scales, shifts = point
+        if stores:
+            direction = sums.with_elements(direction, points.layout)
         values: list[jax.Array] = []
         found: list[jax.Array] = []
         after = first
@@ -172,6 +207,7 @@ def values_by_number(
     points: Points,
     numbers: jax.Array,
     batch_size: int | None,
+    evaluator: str = "vectorized(",
 ) -> jax.Array:
     """The values at some of the points, each computed alike whatever the others.
 
@@ -181,6 +217,7 @@ def values_by_number(
       points: The points.
       numbers: The numbers of the points to evaluate, θ first if it is one: int32, [m].
       batch_size: The number of points that are evaluated together.
+      evaluator: The beginning of the evaluator as it is written.
 
     Returns:
       The values: at least float32, [m].
@@ -200,7 +237,7 @@ def values_by_number(
         at = shifted(params, points.shift, t)
         return transform.evaluate(loss, at, points.layout, direction, scales[i])[0]
 
-    return batched_map(evaluate, numbers, batch_size)
+    return batched_map(evaluate, numbers, batch_size, evaluator)
 
 
 def _shares_products(points: Points, batch_size: int | None) -> bool:

@@ -5,8 +5,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from radazo_jax._src import checks, shown
-
 
 class Box(NamedTuple):
     """Bounds of the parameters.
@@ -81,16 +79,17 @@ class Ask(NamedTuple):
 
     Attributes:
       points: Points, float64, shape [n, d]. The method receives exactly their values.
-      likely: Points that the method may ask for next, shape [m, d], most likely first,
-        or `None`. A run with idle workers evaluates some of them in advance. They
-        change neither the values that the method receives nor the result.
       center: Estimate of the minimum, shape [d], or `None`. If the function is noisy,
         a run compares it with the best points at its end.
+      again: Whether the points are evaluated even if their values are known, as noise
+        requires.
+      fit: What a method of least squares knows of its fit, or `None`.
     """
 
     points: np.ndarray
-    likely: np.ndarray | None = None
     center: np.ndarray | None = None
+    again: bool = False
+    fit: Any = None
 
 
 class End(NamedTuple):
@@ -100,11 +99,13 @@ class End(NamedTuple):
       params: Best point, float64, shape [d].
       value: Value at the best point.
       reason: Reason for the end, a phrase such as "a minimum was found".
+      fit: What a method of least squares knows of its fit, or `None`.
     """
 
     params: np.ndarray
     value: float
     reason: str
+    fit: Any = None
 
 
 T = TypeVar("T")
@@ -149,29 +150,3 @@ class Method(Protocol):
         A value is NaN if the function failed at its point.
         """
         ...
-
-
-def check_method(method: Any) -> None:
-    """Raises unless this is a method, and not a function that makes one."""
-    checks.check_called(method, "method")
-    of_train = hasattr(method, "update") or hasattr(method, "reduce")
-    if of_train or not callable(method):
-        got = type(method).__name__ if of_train else shown.part(method)
-        advice = " Pass an optimizer and an estimator to train." * of_train
-        raise TypeError(
-            f"method must be a method such as methods.untuned(); got {got}.{advice}"
-        )
-
-
-def is_method(optimizer: Any, estimator: Any) -> bool:
-    """Whether a run is one of a method, and not of an optimizer."""
-    checks.check_called(optimizer)
-    if optimizer is None:
-        return estimator is None
-    found = callable(optimizer) and not hasattr(optimizer, "update")
-    if found and estimator is not None:
-        raise ValueError(
-            "estimator must be None with a method, which chooses its points; got "
-            f"{shown.part(estimator)}. Leave it out, or name an optimizer."
-        )
-    return found

@@ -8,6 +8,7 @@ import numpy as np
 
 from radazo_jax._src import checks
 from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start, Steps
+from radazo_jax._src.methods.ends import Reason, guarded
 from radazo_jax._src.methods.known import Known
 from radazo_jax._src.methods.points import finite
 
@@ -162,14 +163,16 @@ class Evolution:
     step_size: float = 0.3
     scale: Any = 1.0
 
+    @guarded
     def __call__(self, start: Start) -> Steps:
         x, gridded = start.params, np.any(start.step)
         # A second value says whether a point of a grid has one value.
-        values = yield np.stack([x, x]) if gridded else x[None]
+        values = yield Ask(np.stack([x, x]), again=True) if gridded else x[None]
         value = float(finite(values)[0])
         units = sizes(start, self.scale)
-        inner = steps(start, value, units, self.step_size, self.population)
-        if gridded and values[0] == values[1]:
+        noisy = bool(gridded and values[0] != values[1])
+        inner = steps(start, value, units, self.step_size, self.population, noisy)
+        if gridded and not noisy:
             inner = Known(x, value).steps(inner)
         return (yield from inner)
 
@@ -390,6 +393,7 @@ def steps(
     units: np.ndarray,
     sigma: float,
     population: int | None = None,
+    again: bool = False,
 ) -> Steps:
     """Takes the steps of CMA-ES; see `evolution`.
 
@@ -399,6 +403,7 @@ def steps(
       units: Sizes of the parameters, shape [d]; of a grid, at least its step.
       sigma: First step size, in units.
       population: Number of points per step.
+      again: Whether known points are evaluated again.
     """
     x, box = start.params, start.box
     units, least = np.maximum(units, start.step), DEVIATION * start.step
@@ -416,7 +421,7 @@ def steps(
     while True:
         y = state.drawn(start.rng.standard_normal((size, d)))
         points = point(state.mean + state.sigma * y)
-        values = yield Ask(points, center=point(state.mean))
+        values = yield Ask(points, point(state.mean), again)
         values = finite(values)
         order = np.argsort(values, kind="stable")
         y, values = y[order], values[order]
@@ -432,7 +437,7 @@ def steps(
 
 def _reason(
     c: Constants, state: State, first: float, history: list[tuple[float, float]]
-) -> str | None:
+) -> Reason | None:
     """Returns why the run has ended, or `None`."""
     variances = state.covariance
     if state.basis is not None:
@@ -440,18 +445,18 @@ def _reason(
     deviations = state.sigma * np.sqrt(np.maximum(variances, 0))
     least = np.maximum(_SMALLEST * first, np.finfo(float).eps * abs(state.mean))
     if np.all(deviations < least) and np.all(state.sigma * abs(state.path_c) < least):
-        return "a minimum was found"
+        return Reason.MINIMUM
     if not np.all(deviations < _LARGEST * first):
-        return "the step size has diverged"
+        return Reason.GROWING
     if np.max(state.deviations) >= 0.999 * math.sqrt(_CONDITION) * np.min(
         state.deviations
     ):
-        return "the covariance has become singular"
+        return Reason.SINGULAR
     latest = [least for least, _ in history[-c.patience :]]
     highest, lowest = max(latest), min(latest)
     if len(latest) == c.patience and highest <= lowest + _EQUAL * abs(lowest):
-        return "the values have become equal"
-    return "the values no longer fall" if _stagnates(c, state, history) else None
+        return Reason.EQUAL
+    return Reason.STAGNANT if _stagnates(c, state, history) else None
 
 
 def _stagnates(c: Constants, state: State, history: list[tuple[float, float]]) -> bool:

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from radazo_jax._src.methods.contract import Ask, End, Part, T, answered
+from radazo_jax._src.methods.ends import Reason
 from radazo_jax._src.methods.points import Space, along, both_sides, finite
-from radazo_jax._src.methods.slopes import NOWHERE, Memory, Searched, line_search
+from radazo_jax._src.methods.slopes import Memory, Searched, line_search
 
 # Long differences: their first length, in units, its factor, and the least of it.
 _FIRST, _NEARER, _NEAREST = 0.3, 1 / 3, 0.09
@@ -192,8 +193,7 @@ def _doubled(
         new = space.point(x + move)
         if np.array_equal(new, x):
             return x, value, times
-        likely = space.point(x + np.array([[2.0], [-1.0]]) * move)
-        at = float(finite((yield Ask(new[None], likely)))[0])
+        at = float(finite((yield new[None]))[0])
         if not at < value:
             return x, value, times
         x, value, move = new, at, 2 * move
@@ -218,7 +218,7 @@ class Watch:
         self._since = self._since + count if np.all(np.isfinite(values)) else 0
         i = int(np.argmin(comparable))
         if comparable[i] < self.best.value:
-            self.best = End(points[i], float(comparable[i]), NOWHERE)
+            self.best = End(points[i], float(comparable[i]), Reason.NOWHERE)
         fall, whole = self._latest - self.best.value, self._first - self.best.value
         self._idle += count
         if fall > _SLOW * whole:

@@ -8,6 +8,7 @@ import numpy as np
 
 from radazo_jax._src.methods import evolution, slopes
 from radazo_jax._src.methods.contract import Ask, Box, Part, Start, Steps, answered
+from radazo_jax._src.methods.ends import Reason
 from radazo_jax._src.methods.known import Known
 from radazo_jax._src.methods.points import Space
 from radazo_jax._src.methods.quadratic import in_ball
@@ -53,9 +54,6 @@ _WIDE, _STALLED = 0.3, 3
 
 # A run ends after so many searches whose points were all known.
 _IDLE = 10
-
-NEIGHBORS = "no neighbor is better"
-SLOW = "models no longer help"
 
 
 class Grid(NamedTuple):
@@ -257,7 +255,8 @@ class Search:
 
     def model(self) -> Model:
         """Returns the model about the best point, in units of the reach."""
-        (x, value, _), n, reach = self.known.best, len(self.grid.free), self.reach
+        x, value = self.known.best.params, self.known.best.value
+        n, reach = len(self.grid.free), self.reach
         points = np.array(self.known.points[-_LATEST:])
         values = np.array(self.known.values[-_LATEST:])
         moves = (points - x)[:, self.grid.free] / reach
@@ -304,7 +303,7 @@ def steps(
     """
     grid, value = Grid.of(start, units), known.best.value
     if not len(grid.free):
-        return known.best._replace(reason=slopes.FIXED)
+        return known.best._replace(reason=Reason.FIXED)
     at, latest, lowest = Search(grid, known), len(known.values), value
     yield from known.at(at.first())
     while True:
@@ -312,13 +311,13 @@ def steps(
         if lowest - best.value > _PROGRESS * (value - lowest):
             latest, lowest = len(known.values), best.value
         if len(known.values) - latest > patience:
-            return best._replace(reason=SLOW)
+            return best._replace(reason=Reason.SLOW)
         if not (yield from _step(at, value, start.resolution)):
             continue
         if at.radius > at.least:
             at.radius = max(at.radius / 2, at.least)
         elif not (yield from _settled(at, value, start.resolution)):
-            return known.best._replace(reason=NEIGHBORS)
+            return known.best._replace(reason=Reason.NEIGHBORS)
 
 
 def _step(at: Search, value: float, resolution: float) -> Part[bool]:
@@ -349,7 +348,7 @@ def _step(at: Search, value: float, resolution: float) -> Part[bool]:
     if at.grid.numbers(at.known.best.params) != at.grid.numbers(best.params):
         at.tried = set()
         return False
-    found = (yield from at.known.at(points[:1], points[1:8]))[0]
+    found = (yield from at.known.at(points[:1]))[0]
     at.tried.add(at.grid.numbers(points[0]))
     if found < best.value:
         at.tried = set()
@@ -398,18 +397,18 @@ def minimized(
 
     best, idle = known.best, 0
     if models and np.isfinite(best.value):
-        best = yield from descent("parameters have a step")
-        if best.reason == slopes.FIXED:
+        best = yield from descent(Reason.GRID)
+        if best.reason == Reason.FIXED:
             return best
     else:
         restarts += 1
-        why = slopes.NOISE if noisy else f"more than {_MOST} parameters"
-        best = best._replace(reason=why if np.isfinite(value) else slopes.FAILED)
+        why = Reason.NOISE if noisy else Reason.MANY
+        best = best._replace(reason=why if np.isfinite(value) else Reason.FAILED)
     while restarts > 0:
         start.report(f"evolution(step_size={_WIDE})", best.reason)
         ahead = start._replace(params=best.params)
         units = evolution.sizes(ahead, scale)
-        inner = evolution.steps(ahead, best.value, units, _WIDE, population)
+        inner = evolution.steps(ahead, best.value, units, _WIDE, population, noisy)
         count = len(known.values) if models else -1
         if models:
             best = yield from _explored(known, inner, descent)
@@ -432,11 +431,11 @@ def _explored(known: Known, inner: Steps, descent: Callable[[str], Steps]) -> St
         since = 0 if known.best.value < lowest else since + 1
         lowest = known.best.value
         if since == _STALLED and lowest < before.value:
-            before = yield from descent(slopes.LOWER)
+            before = yield from descent(Reason.LOWER)
             lowest = before.value
         return values
 
     end = yield from answered(inner, answer)
     if known.best.value < before.value:
-        before = yield from descent(slopes.LOWER)
+        before = yield from descent(Reason.LOWER)
     return before._replace(reason=before.reason or end.reason)

@@ -38,21 +38,18 @@ class Known:
         if value < self.best.value:
             self.best = End(point, value, "")
 
-    def at(
-        self, points: np.ndarray, likely: np.ndarray | None = None
-    ) -> Part[np.ndarray]:
+    def at(self, points: np.ndarray) -> Part[np.ndarray]:
         """Returns the values at points, and evaluates what is not known.
 
         Args:
           points: Points, shape [n, d].
-          likely: As in `Ask`.
 
         Returns:
           The values, infinite if they failed, shape [n].
         """
         new = {point.tobytes(): point for point in points if point not in self}
         if new:
-            values = yield Ask(np.array(list(new.values())), likely)
+            values = yield np.array(list(new.values()))
             for point, value in zip(new.values(), values, strict=True):
                 self._add(point, float(value))
         return np.array([self._at[point.tobytes()] for point in points])

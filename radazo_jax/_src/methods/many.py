@@ -11,7 +11,6 @@ import numpy as np
 
 from radazo_jax._src import checks
 from radazo_jax._src.methods.contract import (
-    Ask,
     Box,
     End,
     Method,
@@ -20,6 +19,7 @@ from radazo_jax._src.methods.contract import (
     Steps,
     check_continuous,
 )
+from radazo_jax._src.methods.ends import decided, guarded
 from radazo_jax._src.methods.points import scaled
 
 # K is at least 10, because two of the K + 2 evaluations of a step are no directions. It
@@ -291,6 +291,7 @@ class Many:
 
     num_directions: int | None = None
 
+    @guarded
     def __call__(self, start: Start) -> Steps:
         check_continuous("many()", start)
         values = yield start.params[None]
@@ -412,8 +413,7 @@ def steps(start: Start, value: float, num_directions: int | None = None) -> Step
             no_momentum = Lookahead(new, 0.0 if number < cycle else first)
             moved = ahead.moved(x, near, new, first) if number > cycle else no_momentum
             if np.any(new != near):
-                likely = around(moved.point(new), block, distance)
-                after = float((yield Ask(new[None], likely))[0])
+                after = float((yield new[None])[0])
                 parabola = _parabola(new - near, gradient, slope, before, after)
                 size, is_taken = adapted(size, parabola, highest, resolution)
                 if is_taken:
@@ -426,9 +426,7 @@ def steps(start: Start, value: float, num_directions: int | None = None) -> Step
             idle = idle.after(best.value, resolution)
             searches = size.searching and size.size > 0
             if idle.cycles >= (_SEARCHES if searches else _IDLE):
-                found = np.isfinite(best.value)
-                reason = "a minimum was found" if found else "the function failed"
-                return best._replace(reason=reason)
+                return best._replace(reason=decided(best.value, size.curvature > 0))
     raise AssertionError("unreachable")
 
 

@@ -1,5 +1,6 @@
 """The noise of values, and the sizes of parameters."""
 
+import enum
 import math
 from typing import NamedTuple
 
@@ -41,6 +42,13 @@ PROBE = 1e-3
 # Short changes have jitter if they miss the change along all parameters by this share.
 # The first distance of the points that show its level, in spans.
 _AMISS, _SHORT = 0.5, 1e-5
+
+# The share of moves that shows whether changes have digits.
+_PART = 0.37
+
+# Near a minimum, a move twice as long raises the value by such a factor: 4 along
+# a parabola, 16 along a fourth power.
+_PARABOLA = 3.6, 18.0
 
 # A short change of this share of the aim of sizes belongs to a jump.
 _JUMP = 3e-2
@@ -195,18 +203,58 @@ class Seek(NamedTuple):
         )
 
 
-def are_coarse(
+class Short(enum.Enum):
+    """What short changes are."""
+
+    SLOPES = enum.auto()
+    DIGITS = enum.auto()  # 0 or of one size, because values have few digits.
+    FLAT = enum.auto()  # 0, or all rises, at a minimum: longer moves show curvature.
+
+
+def short(
     x: np.ndarray, value: float, begun: float, first: Differences, space: Space
-) -> Part[bool]:
-    """Whether short changes are 0, or of one size, because values have few digits."""
+) -> Part[Short]:
+    """Says what short changes are, by longer moves if many are 0 or very large."""
     if are_digits(first.changes, value, begun):
-        return True
-    dead = first.dead
-    if not 4 * np.sum(dead) >= np.sum(first.steps != 0):
-        return False
-    moves = np.where(dead, PROBE * space.spans(x) * np.sign(first.steps), 0)
-    values = yield space.point(x + np.array([[1.0], [2.0]]) * moves)
-    return bool(np.any(values != value))
+        # Equal slopes are no digits: a part of the moves changes the value by a part.
+        part = (yield space.point(x + _PART * first.steps)[None])[0] - value
+        digit = np.min(abs(first.changes[first.changes != 0]))
+        if part == 0 or are_digits(np.array([digit, part]), value, begun):
+            return Short.DIGITS
+    free, eps = first.steps != 0, np.finfo(float).eps
+    hidden, jumps = are_hidden(first.changes, value), are_jumps(first, value)
+    longer = PROBE * space.spans(x) * np.sign(first.steps)
+    # A parabola that hides short changes rises by so little along longer moves.
+    least = (
+        _HIDDEN
+        * len(x)
+        * eps
+        * abs(value)
+        * np.max((longer[free] / first.steps[free]) ** 2)
+    )
+    if 4 * np.sum(hidden) >= np.sum(free):
+        one, two = yield from _twice(x, value, np.where(hidden, longer, 0), space)
+        if _is_parabola(one, two) and one <= least:
+            return Short.FLAT
+        if one != 0 or two != 0:
+            return Short.DIGITS
+    if 4 * np.sum(jumps) >= np.sum(free):
+        one, two = yield from _twice(x, value, np.where(jumps, first.steps, 0), space)
+        if _is_parabola(one, two):
+            return Short.FLAT
+    return Short.SLOPES
+
+
+def _twice(
+    x: np.ndarray, value: float, moves: np.ndarray, space: Space
+) -> Part[np.ndarray]:
+    """Returns the changes of the value by moves, and by moves twice as long."""
+    return (yield space.point(x + np.array([[1.0], [2.0]]) * moves)) - value
+
+
+def _is_parabola(one: float, two: float) -> bool:
+    """Whether these are changes by a move, and by one twice as long, at a minimum."""
+    return one > 0 and _PARABOLA[0] * one < two < _PARABOLA[1] * one
 
 
 def jitter(
@@ -272,5 +320,10 @@ def are_needed(first: Differences, value: float) -> bool:
 def are_of_steps(first: Differences, value: float) -> bool:
     """Whether most short changes are 0, or as large as the changes of long moves."""
     moved = first.steps != 0
-    jumps = abs(first.changes) > _JUMP * AIM * abs(value)
-    return bool(2 * np.sum(moved & (first.dead | jumps)) > np.sum(moved))
+    of_steps = moved & (first.dead | are_jumps(first, value))
+    return bool(2 * np.sum(of_steps) > np.sum(moved))
+
+
+def are_jumps(first: Differences, value: float) -> np.ndarray:
+    """Whether short changes are as large as changes of long moves: bool, shape [d]."""
+    return abs(first.changes) > _JUMP * AIM * abs(value)

@@ -80,11 +80,13 @@ class Differences(NamedTuple):
       steps: Moves of the parameters, 0 for a parameter that cannot move, shape [d].
       changes: Changes of the value, NaN if it failed, 0 without a move, shape [d].
       dead: Whether moves changed nothing: bool, shape [d].
+      rise: The largest rise at both sides of the point, or away from a bound.
     """
 
     steps: np.ndarray
     changes: np.ndarray
     dead: np.ndarray
+    rise: float = 0.0
 
     @classmethod
     def none(cls, x: np.ndarray) -> "Differences":
@@ -135,8 +137,7 @@ def forward(
     if not len(which):
         return Differences.none(x)
     first = steps.copy()
-    others = along(x, which, space.point(x - first)[which])
-    changes[which] = (yield Ask(along(x, which, ends[which]), others)) - value
+    changes[which] = (yield along(x, which, ends[which])) - value
     for share in _SHARES:
         failed = np.flatnonzero(~np.isfinite(changes))
         if not len(failed):
@@ -208,6 +209,7 @@ def central(
     """Takes a central difference along each parameter; near a bound, a one-sided one.
 
     The change belongs to a parabola through the three values: its slope times the step.
+    The rise at both sides is their mean, twice, and 0 along a line.
     See `forward` for the arguments.
     """
     sides = yield from both_sides(x, value, lengths, space)
@@ -221,7 +223,10 @@ def central(
         slopes = np.where((first == 0) & (second < 0), second / k, slopes)
         slopes = np.where((second == 0) & (first < 0), first / h, slopes)
         changes = np.where((h != 0) & ~flat, slopes * h, 0)
-    return Differences(h, changes, (h != 0) & flat)
+        bends = first - second * (h / k)
+        rises = np.where(h * k < 0, bends, np.minimum(first, second))
+    rise = np.max(rises, initial=0.0, where=np.isfinite(rises))
+    return Differences(h, changes, (h != 0) & flat, float(rise))
 
 
 def scaled(inner: Callable[..., Steps], values: np.ndarray) -> Steps:

@@ -27,6 +27,7 @@ from radazo_jax._src.methods.contract import (
     Steps,
     answered,
 )
+from radazo_jax._src.methods.ends import Reason, guarded
 from radazo_jax._src.methods.points import (
     Differences,
     Space,
@@ -38,9 +39,6 @@ from radazo_jax._src.methods.points import (
 # The first step sizes of a strategy: at a start, next to a jump, and once slopes have
 # led nowhere.
 _WIDE, _ACROSS, _NARROW = 0.3, 0.1, 0.03
-
-# Values at one point that differ by more than this share are noise for a strategy.
-_NOISY = 1e-6
 
 # Values with more relative noise than this have no short differences.
 _COARSE = 1e-4
@@ -59,15 +57,8 @@ _LOOKS = 30
 _MOST = 100
 
 # Ends of slopes that moves along the parameters cannot follow.
-_UNMOVED = slopes.WITHIN, slopes.NOISE, slopes.FIXED
+_UNMOVED = Reason.WITHIN, Reason.NOISE, Reason.FIXED
 
-CELLS = "parameters change the value by steps"
-STEPS = "the function is piecewise constant"
-MANY = "more than 100 parameters"
-DIGITS = "values have few digits"
-JITTER = "values have jitter"
-APART = "sizes of parameters are far apart"
-SMOOTH = "short differences show slopes"
 MOVES = "moves along the parameters"
 
 
@@ -115,9 +106,12 @@ class Untuned:
     restarts: int | None = None
     scale: Any = 1.0
 
+    @guarded
     def __call__(self, start: Start) -> Steps:
-        values = yield np.stack([start.params, start.params])
-        steps = _on_grid if np.any(start.step) else _run
+        gridded, x = np.any(start.step), start.params
+        near = x if gridded else _near(self, start, math.sqrt(start.resolution))
+        values = yield Ask(np.stack([x, near]), again=True)
+        steps = _on_grid if gridded else _run
         return (yield from scaled(functools.partial(steps, self, start), values))
 
     def sizes(self, start: Start, x: np.ndarray) -> np.ndarray:
@@ -211,20 +205,53 @@ def untuned(
 
 def _on_grid(method: Untuned, start: Start, value: float, again: float) -> Steps:
     """Minimizes over a grid, and over the parameters that have no step."""
-    noisy = abs(again - value) > _NOISY * abs(value)
+    noisy = abs(again - value) > slopes.NOISY * abs(value)
     value = value if np.isfinite(value) else again
     return grid.minimized(start, value, noisy, method.scale, method.left(start))
 
 
-def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
+def _near(method: Untuned, start: Start, length: float) -> np.ndarray:
+    """Returns the end of a move of all parameters from the start, in spans."""
+    space, x = Space.of(start, start.flatten(method.scale)), start.params
+    return space.ends(x, length * space.spans(x))
+
+
+def _repeated(
+    method: Untuned, start: Start, value: float, near: float
+) -> Part[tuple[float, float, bool]]:
+    """Looks for noise if a short move changes the value much, and else for steps.
+
+    Args:
+      method: The method.
+      start: The start.
+      value: Its value, NaN if it failed.
+      near: The value after a short move of all parameters.
+
+    Returns:
+      The value at the start, its change if it is evaluated again, and whether a longer
+      move changes nothing either.
+    """
+    if near == value:
+        further = yield _near(method, start, noise.PROBE)[None]
+        return value, 0.0, bool(further[0] == value)
+    if abs(near - value) <= slopes.NOISY * abs(value):
+        return value, 0.0, False
+    again = float((yield Ask(start.params[None], again=True))[0])
+    changed = abs(again - value)
+    noisy = changed > slopes.NOISY * abs(value)
+    return value if np.isfinite(value) else again, noisy * changed, False
+
+
+def _run(method: Untuned, start: Start, value: float, near: float) -> Steps:
     """Takes the steps that the first values suggest, followed by others."""
     d, left = len(start.params), method.left(start)
     population, sigma = evolution.default_population(d), _WIDE
-    plan = yield from _first_values(method, start, value, again)
+    if np.array_equal(*start.box):
+        return End(start.params, value, Reason.FIXED)
+    first = yield from _repeated(method, start, value, near)
+    plan = yield from _first_values(method, start, *first)
     best, before, descends, reason = plan.end, plan.begun, plan.smooth, plan.end.reason
     origin = End(start.params, value, "") if left > 0 and np.isfinite(value) else None
-    if best.reason == slopes.FIXED:
-        return best
     while True:
         limit, most = -math.inf, None
         units = method.sizes(start, best.params)
@@ -232,9 +259,9 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
             start.report("slopes()" if d <= _MOST else "many()", reason)
             best, plan = yield from _search(method, start, plan, best, origin)
             origin = None
-            if best.reason == slopes.WITHIN:
+            if best.reason == Reason.WITHIN:
                 return best
-            if best.reason == slopes.MINIMUM:
+            if best.reason == Reason.MINIMUM:
                 limit = best.value - plan.resolved(best.value, value)
                 # At a saddle or on a plateau slopes are as small as at a minimum.
                 moved = before - best.value > _LITTLE * abs(before)
@@ -244,24 +271,25 @@ def _run(method: Untuned, start: Start, value: float, again: float) -> Steps:
                     most = _GLANCES
                 left -= moved
             else:
-                sigma = _NARROW if best.reason == slopes.NOWHERE else _ACROSS
+                sigma = _NARROW if best.reason == Reason.NOWHERE else _ACROSS
                 units = units if plan.sizes is None else plan.sizes
-            if best.reason == CELLS and plan.cells is not None:
+            if best.reason == Reason.CELLS and plan.cells is not None:
                 limit = best.value - plan.resolved(best.value, value)
                 units = np.maximum(units, plan.cells / sigma)
         elif not np.isfinite(best.value):
             limit = math.inf
-        elif best.reason == slopes.NOISE and best.value < before:
+        elif best.reason == Reason.NOISE and best.value < before:
             sigma = plan.hidden(before - best.value)
         start.report(f"evolution(step_size={sigma:.2g})", best.reason or reason)
         ahead = start._replace(params=best.params)
-        inner = evolution.steps(ahead, best.value, units, sigma, population)
+        again = plan.noise > 0
+        inner = evolution.steps(ahead, best.value, units, sigma, population, again)
         found, interrupted = yield from _until(inner, limit, most)
         if interrupted and found.value < best.value:
-            before, reason = found.value, slopes.LOWER
+            before, reason = found.value, Reason.LOWER
             if not np.isfinite(best.value):
                 ahead = start._replace(params=found.params)
-                plan = yield from _first_values(method, ahead, before, before)
+                plan = yield from _first_values(method, ahead, before)
                 found = plan.end
             best, descends = found, plan.smooth
             continue
@@ -297,16 +325,34 @@ def _until(inner: Steps, limit: float, most: int | None) -> Part[tuple[End, bool
 
 
 def _first_values(
-    method: Untuned, start: Start, value: float, again: float
+    method: Untuned,
+    start: Start,
+    value: float,
+    changed: float = 0.0,
+    flat: bool = False,
 ) -> Part[Plan]:
-    """Says from values near a point which method suits the function."""
-    x, changed = start.params, abs(again - value)
-    begun = value = value if np.isfinite(value) else again
+    """Says from values near a point which method suits the function.
+
+    Args:
+      method: The method.
+      start: The point.
+      value: Its value, NaN if it failed.
+      changed: Change of the value if it is evaluated again; 0 without noise.
+      flat: Whether short moves of all parameters change nothing.
+    """
+    x, begun, noisy = start.params, value, changed > 0
+    spacing = math.sqrt(start.resolution)
     space, hessian = Space.of(start, start.flatten(method.scale)), None
 
     def plan(kind: str, **known: Any) -> Plan:
         known = {"resolution": start.resolution, "hessian": hessian} | known
-        smooth = kind in (MANY, DIGITS, JITTER, APART, SMOOTH)
+        smooth = kind in (
+            Reason.MANY,
+            Reason.DIGITS,
+            Reason.JITTER,
+            Reason.APART,
+            Reason.SMOOTH,
+        )
         return Plan(End(x, value, kind), smooth, space, begun, **known)
 
     def models(reason: str, noise: float = 0.0) -> Part[quadratic.Known]:
@@ -314,46 +360,52 @@ def _first_values(
         units = evolution.sizes(start, method.scale)
         return quadratic.first(start, value, units, noise)
 
-    if not np.isfinite(value):
-        value = np.inf
-        return plan(slopes.FAILED)
-    noisy = changed > _NOISY * abs(value)
-    if len(x) <= (quadratic.FEW_IF_NOISY if noisy else quadratic.FEW):
-        x, value, hessian = yield from models("few parameters", noisy * changed)
-    if noisy:
-        return plan(slopes.NOISE, noise=changed)
-    if len(x) > _MOST:
-        return plan(MANY)
-    spacing = math.sqrt(start.resolution)
-    first = yield from forward(x, value, spacing * space.spans(x), space)
-    if not np.any(first.steps):
-        return plan(slopes.FIXED)
-    if (yield from noise.are_coarse(x, value, begun, first, space)):
-        found = yield from noise.measured(x, value, noise.PROBE, space)
-        if found is not None and found < _COARSE:
-            return plan(DIGITS, resolution=found)
-        first = first._replace(dead=first.dead | (found is not None))
-    elif quadratic.FEW < len(x) <= quadratic.FEW_IF_NOISY:
-        found = yield from noise.jitter(x, value, first, space)
-        if found is not None and found > start.resolution:
-            x, value, hessian = yield from models(JITTER)
-            return plan(JITTER, resolution=found)
-    if np.all(first.dead | (first.steps == 0)):
+    def of_steps() -> Part[Plan]:
+        nonlocal x, value
         units = evolution.sizes(start, method.scale)
         x, value = yield from far.long_differences(x, value, units, space)
         near = (yield space.point(x + spacing * space.spans(x))[None])[0]
         if near == value or np.array_equal(x, start.params):
-            return plan(STEPS)
+            return plan(Reason.STEPS)
         # The start was a saddle or on a plateau, and not between steps.
         ahead = start._replace(params=x)
-        return (yield from _first_values(method, ahead, value, value))
+        return (yield from _first_values(method, ahead, value))
+
+    if not np.isfinite(value):
+        value = np.inf
+        return plan(Reason.FAILED)
+    if len(x) <= (quadratic.FEW_IF_NOISY if noisy else quadratic.FEW) and not flat:
+        x, value, hessian = yield from models(Reason.FEW, changed)
+    if noisy:
+        return plan(Reason.NOISE, noise=changed)
+    if len(x) > _MOST:
+        return plan(Reason.MANY)
+    if flat:
+        return (yield from of_steps())
+    first = yield from forward(x, value, spacing * space.spans(x), space)
+    short = yield from noise.short(x, value, begun, first, space)
+    if short is noise.Short.FLAT:
+        return plan(Reason.SMOOTH, first=first)
+    if short is noise.Short.DIGITS:
+        found = yield from noise.measured(x, value, noise.PROBE, space)
+        if found is not None and found < _COARSE:
+            return plan(Reason.DIGITS, resolution=found)
+        jumps = np.all(first.dead | noise.are_jumps(first, value))
+        first = first._replace(dead=first.dead | (found is not None) | jumps)
+    elif quadratic.FEW < len(x) <= quadratic.FEW_IF_NOISY:
+        found = yield from noise.jitter(x, value, first, space)
+        if found is not None and found > start.resolution:
+            x, value, hessian = yield from models(Reason.JITTER)
+            return plan(Reason.JITTER, resolution=found)
+    if np.all(first.dead | (first.steps == 0)):
+        return (yield from of_steps())
     # Near a minimum slopes differ by chance, and sizes that models used are right.
     if hessian is not None or not noise.are_needed(first, value):
-        return plan(SMOOTH, first=first)
+        return plan(Reason.SMOOTH, first=first)
     sizes = yield from noise.sizes(x, value, first, space)
     space = space._replace(origin=x, sizes=sizes)
     first = yield from forward(x, value, spacing * space.spans(x), space)
-    kind = STEPS if noise.are_of_steps(first, value) else APART
+    kind = Reason.STEPS if noise.are_of_steps(first, value) else Reason.APART
     return plan(kind, first=first, sizes=sizes)
 
 
@@ -380,9 +432,9 @@ def _search(
     if best.reason in _UNMOVED or watch.fails:
         return best, plan
     if origin is not None:
-        surely = best.reason == slopes.MINIMUM or watch.is_far
+        surely = best.reason == Reason.MINIMUM or watch.is_far
         best, plan = yield from _from_origin(method, start, plan, best, origin, surely)
-    if best.reason not in (slopes.MINIMUM, *_UNMOVED):
+    if best.reason not in (Reason.MINIMUM, *_UNMOVED):
         start.report(MOVES, best.reason)
         units = method.sizes(start, best.params)
         units = units if plan.sizes is None else plan.sizes
@@ -398,16 +450,16 @@ def _from_origin(
 
     Slopes follow if the moves end at a lower value, or surely.
     """
-    start.report(MOVES, "other ways from the start may lead lower")
+    start.report(MOVES, Reason.OTHERS)
     units = evolution.sizes(start, method.scale)
     space = Space.of(start, units)
     x, value = yield from far.moves(origin.params, origin.value, units, space)
     if not (surely or value < best.value):
         return best, plan
-    its = yield from _first_values(method, start._replace(params=x), value, value)
+    its = yield from _first_values(method, start._replace(params=x), value)
     end = its.end
     if its.smooth:
-        start.report("slopes()", "a point next to another minimum")
+        start.report("slopes()", Reason.NEXT)
         end, its = yield from _descent(method, start, its, end)
     return (end, its) if end.value < best.value else (best, plan)
 
@@ -430,16 +482,16 @@ def _descent(
         )
         plan = plan._replace(first=None, hessian=None, resolution=end.resolution)
         best = End(end.params, end.value, end.reason)
-        if not np.any(end.dead) or end.reason in (slopes.NOISE, slopes.FIXED):
+        if not np.any(end.dead) or end.reason in (Reason.NOISE, Reason.FIXED):
             return best, plan
         units = method.sizes(start, best.params)
         looked = yield from far.look(best.params, best.value, end.dead, units, space)
         if not looked.value < best.value:
             cells = looked.lengths
-            reason = CELLS if np.any(cells) else end.reason
+            reason = Reason.CELLS if np.any(cells) else end.reason
             return best._replace(reason=reason), plan._replace(cells=cells)
         x, value = looked.x, looked.value
-    return End(x, value, CELLS), plan
+    return End(x, value, Reason.CELLS), plan
 
 
 def _along_few(start: Start, unit: np.ndarray, best: End) -> Steps:
@@ -454,8 +506,7 @@ def _along_few(start: Start, unit: np.ndarray, best: End) -> Steps:
     )
 
     def answer(asked: Ask) -> Part[np.ndarray]:
-        others = (None if z is None else point(z) for z in asked[1:])
-        return (yield Ask(point(asked.points), *others))
+        return (yield Ask(point(asked.points), again=asked.again))
 
     end = yield from answered(many.steps(within, best.value), answer)
     return end._replace(params=point(end.params))

@@ -8,6 +8,7 @@ import numpy as np
 
 from radazo_jax._src.methods import contract, evolution
 from radazo_jax._src.methods.contract import Box, End, Method, Part, Start, Steps
+from radazo_jax._src.methods.ends import Reason, decided, guarded
 
 # The first radius, in sizes of the parameters, and the last one, as a share of it.
 _FIRST, _LAST = 0.1, 1e-7
@@ -58,11 +59,12 @@ class Quadratic:
 
     scale: Any = 1.0
 
+    @guarded
     def __call__(self, start: Start) -> Steps:
         contract.check_continuous("quadratic()", start)
         value = float((yield start.params[None])[0])
         if not np.isfinite(value):
-            return End(start.params, np.inf, "the function failed")
+            return End(start.params, np.inf, Reason.FAILED)
         units = evolution.sizes(start, self.scale)
         return (yield from steps(start, value, units))
 
@@ -371,11 +373,12 @@ def steps(start: Start, value: float, units: np.ndarray) -> Steps:
     """
     frame = Frame.of(start, units)
     if not len(frame.units):
-        return End(start.params, value, "no parameter can move")
+        return End(start.params, value, Reason.FIXED)
     at = yield from _begun(frame, value, _FIRST)
     while at.resolution > _LAST * _FIRST and frame.moves(at):
         yield from _step(frame, at)
-    return End(frame.point(at.points[at.best]), at.lowest, "a minimum was found")
+    reason = decided(at.lowest, at.highest > at.lowest)
+    return End(frame.point(at.points[at.best]), at.lowest, reason)
 
 
 def _begun(frame: "Frame", value: float, radius: float) -> Part[Region]:

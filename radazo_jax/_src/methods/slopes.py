@@ -17,6 +17,7 @@ from radazo_jax._src.methods.contract import (
     Steps,
     check_continuous,
 )
+from radazo_jax._src.methods.ends import Reason, decided, guarded
 from radazo_jax._src.methods.evolution import sizes
 from radazo_jax._src.methods.points import (
     Differences,
@@ -26,16 +27,6 @@ from radazo_jax._src.methods.points import (
     forward,
     scaled,
 )
-
-# Reasons for the end.
-MINIMUM = "a minimum was found"
-NOWHERE = "slopes led nowhere"
-JUMPS = "slopes led to a jump"
-NOISE = "the value at one point changed"
-FIXED = "no parameter can move"
-FAILED = "the function failed at the start"
-LOWER = "a lower value was found"
-WITHIN = "neither the parameters nor the value moved beyond the tolerance"
 
 # A step is accepted if it lowers the value by this share of what the slope promises,
 # and lengthened by the factor unless it has less than this share.
@@ -49,6 +40,9 @@ _SHORTEST, _LONGEST = 0.1, 0.5
 
 # A jump: a try of this share of the length, or less, is at least this share as high.
 _MUCH_SHORTER, _AS_HIGH, _ROUNDINGS = 0.2, 0.5, 1e3
+
+# Values at one point that differ by more than this share are noise.
+NOISY = 1e-6
 
 # The first distance of points that show noise, in spans.
 _PROBE = 1e-5
@@ -164,22 +158,18 @@ def line_search(
       tries: Number of shorter steps.
     """
 
-    def point(t: float) -> np.ndarray:
-        return space.point(x + t * direction)
-
-    def ahead(t: float, *others: float) -> Part[tuple[np.ndarray, float, float]]:
-        new = point(t)
-        likely = np.array([point(other) for other in others]) if others else None
-        at = float((yield Ask(new[None], likely))[0])
+    def ahead(t: float) -> Part[tuple[np.ndarray, float, float]]:
+        new = space.point(x + t * direction)
+        at = float((yield new[None])[0])
         return new, at if np.isfinite(at) else np.inf, float(gradient @ (new - x))
 
     t = 1.0
-    new, at, promised = yield from ahead(t, _FURTHER, _LONGEST, _SHORTEST)
+    new, at, promised = yield from ahead(t)
     if at <= value + _SUFFICIENT * promised:
         for _ in range(most):
             if at >= value + _ENOUGH * promised:
                 break
-            further, lower, promised = yield from ahead(_FURTHER * t, _FURTHER**2 * t)
+            further, lower, promised = yield from ahead(_FURTHER * t)
             if not lower < at:
                 break
             t, new, at = _FURTHER * t, further, lower
@@ -193,7 +183,7 @@ def line_search(
             share = -along * t / (2 * curve) if curve > 0 else _LONGEST
             share = float(np.clip(share, _SHORTEST, _LONGEST))
         t *= share
-        new, at, promised = yield from ahead(t, _LONGEST * t, _SHORTEST * t)
+        new, at, promised = yield from ahead(t)
         if at <= value + _SUFFICIENT * promised:
             return Searched(new, at)
         rounding = _ROUNDINGS * np.finfo(float).eps * abs(value)
@@ -208,14 +198,14 @@ class Ended(NamedTuple):
     Attributes:
       params: Best point, shape [d].
       value: Its value.
-      reason: The reason, one of this module's.
+      reason: The reason.
       dead: Parameters whose last difference was exactly 0: bool, shape [d].
       resolution: Relative spacing of the values, or their relative noise.
     """
 
     params: np.ndarray
     value: float
-    reason: str
+    reason: Reason
     dead: np.ndarray
     resolution: float
 
@@ -253,8 +243,13 @@ class Progress:
         eps = self.resolution
         return eps * (abs(self.value) + eps**0.5 * abs(self.start))
 
-    def ended(self, reason: str) -> Ended:
+    def ended(self, reason: Reason) -> Ended:
         return Ended(self.x, self.value, reason, self.found.dead, self.resolution)
+
+    def coarser(self, resolution: float) -> None:
+        """Begins anew with differences for a coarser resolution of the values."""
+        self.resolution, self.memory = resolution, Memory(self.memory.most)
+        self.spacing = self.length(1 / 3 if self.twosided else 1 / 2)
 
     def both_sides(self) -> None:
         """Takes central differences from now on."""
@@ -307,7 +302,7 @@ def steps(
             at.found, begun = begun, None
         gradient = at.found.gradient
         if not np.any(at.found.steps):
-            return at.ended(FIXED)
+            return at.ended(Reason.FIXED)
         if before is not None:
             step = at.x - before[0]
             at.memory.add(step / space.sizes, (gradient - before[1]) * space.sizes)
@@ -325,18 +320,18 @@ def steps(
             at.reach = max(at.reach, float(np.linalg.norm(moved / space.sizes)))
             at.x, at.value, jumps = searched.x, searched.value, 0
             if tolerance is not None and _within(tolerance, at, moved, fall, space):
-                return at.ended(WITHIN)
+                return at.ended(Reason.WITHIN)
             cuts = cuts + 1 if -gradient @ moved < _CUT * promised else 0
             if cuts == _AT_CUTS and not is_probed:
                 is_probed = True
                 if (yield from _is_lower_around(at, space)):
-                    return at.ended(NOWHERE)
+                    return at.ended(Reason.NOWHERE)
             equal = equal + 1 if fall <= _EQUAL * at.resolved() else 0
             if equal < 2:
                 continue
         before, jumps = None, jumps + searched.jumps
         if jumps >= _AT_JUMPS:
-            return at.ended(JUMPS)
+            return at.ended(Reason.JUMPS)
         settled = equal >= 2 or _is_small(at, gradient * free, space)
         reason = yield from _without_a_step(at, searched, settled, space)
         if reason is not None:
@@ -346,7 +341,7 @@ def steps(
 
 def _without_a_step(
     at: Progress, searched: Searched, settled: bool, space: Space
-) -> Part[str | None]:
+) -> Part[Reason | None]:
     """Says why slopes end here, or measures them in another way: the result is `None`.
 
     Args:
@@ -355,17 +350,22 @@ def _without_a_step(
       settled: Whether slopes and steps are as small as at a minimum.
       space: The space of the points.
     """
-    if at.twosided and settled:
-        return MINIMUM
+    curved = at.found.rise > _EQUAL * at.resolution * abs(at.value)
+    if at.twosided and settled and curved:
+        return decided(at.value, curved)
     if searched.x is None and at.nowhere == 0:
-        again = float((yield at.x[None])[0])
-        if abs(again - at.value) > at.resolution * abs(at.value):
-            return NOISE
+        again = float((yield Ask(at.x[None], again=True))[0])
+        differs = abs(again - at.value) / abs(at.value) if at.value else abs(again)
+        if differs > NOISY:
+            return Reason.NOISE
+        if differs > at.resolution:
+            # Sums in another order, for example: a coarser rounding.
+            at.coarser(_EQUAL * differs)
+            return None
     if searched.lied and not (at.twosided or settled):
         found = yield from noise.measured(at.x, at.value, _PROBE, space)
         if found is not None and found > at.resolution:
-            at.resolution, at.memory = found, Memory(at.memory.most)
-            at.spacing = at.length(1 / 2)
+            at.coarser(found)
             return None
     if not at.twosided:
         at.both_sides()
@@ -373,7 +373,9 @@ def _without_a_step(
     at.nowhere += 1
     at.spacing = min(_LONGER * at.spacing, max(_FAR, at.spacing))
     at.memory = Memory(at.memory.most)
-    return NOWHERE if at.nowhere >= 2 else None
+    if at.nowhere < 2:
+        return None
+    return decided(at.value, curved) if settled else Reason.NOWHERE
 
 
 def _is_lower_around(at: Progress, space: Space) -> Part[bool]:
@@ -438,11 +440,12 @@ class Slopes:
     tolerance: float | None = None
     scale: Any = 1.0
 
+    @guarded
     def __call__(self, start: Start) -> Steps:
         check_continuous("slopes()", start)
         values = yield start.params[None]
         if not np.isfinite(values[0]):
-            return End(start.params, float(values[0]), FAILED)
+            return End(start.params, float(values[0]), Reason.FAILED)
         return (yield from scaled(functools.partial(self._inner, start), values))
 
     def _inner(self, start: Start, value: float) -> Steps:

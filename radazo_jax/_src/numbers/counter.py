@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.trees import STATIC
 
 _WORD = 2**32
@@ -43,6 +44,7 @@ class Positions:
     dimension: int = dataclasses.field(metadata=STATIC)
 
 
+@checks_names
 def positions(
     shape: Sequence[int],
     indices: Sequence[jax.Array] | None = None,

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.numbers.counter import Counter, Positions, add, low, wide_product
 
 At = Positions | Counter
@@ -69,6 +70,7 @@ def fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(made, impl=jax.random.key_impl(key))
 
 
+@checks_names
 def bits(key: jax.Array, at: At) -> jax.Array:
     """32 uniform random bits per position.
 
@@ -92,6 +94,7 @@ def bits(key: jax.Array, at: At) -> jax.Array:
     return first ^ second
 
 
+@checks_names
 def uniform(key: jax.Array, at: At) -> jax.Array:
     """Draws a number per position, uniform in [0, 1).
 
@@ -116,6 +119,7 @@ def uniform(key: jax.Array, at: At) -> jax.Array:
     return lax.bitcast_convert_type(mantissa, jnp.float32) - np.float32(1)
 
 
+@checks_names
 def normal(key: jax.Array, at: At) -> jax.Array:
     """Draws a standard normal number per position.
 

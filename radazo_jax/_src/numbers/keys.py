@@ -8,6 +8,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from radazo_jax._src import shown
+from radazo_jax._src.names import checks_names
 
 
 def as_key(key: jax.typing.ArrayLike, name: str = "key") -> jax.Array:
@@ -71,6 +72,7 @@ def _wrong_implementation(name: str, impl: str) -> str:
     )
 
 
+@checks_names
 def check_same_key(key: jax.typing.ArrayLike, name: str = "key") -> jax.Array:
     """Checks that all processes hold the same key, and returns it.
 

@@ -20,6 +20,7 @@ from radazo_jax._src.perturb import rules, views
 _T = TypeVar("_T")
 
 
+@checks.checks_names
 def perturb(fun: Callable[..., _T]) -> Callable[..., _T]:
     """Transforms `fun` into its evaluation at a perturbed point.
 

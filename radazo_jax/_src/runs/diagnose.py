@@ -26,7 +26,8 @@ from radazo_jax._src.numbers import keys
 from radazo_jax._src.points import candidates
 from radazo_jax._src.runs import learning_rate
 from radazo_jax._src.runs.learning_rate import LearningRate
-from radazo_jax._src.runs.smoothing import Evaluated, Smoothing, Table
+from radazo_jax._src.runs.probes import Probe
+from radazo_jax._src.runs.smoothing import Smoothing, Table
 from radazo_jax._src.steps import lost
 
 _DIRECTIONS = 4
@@ -103,6 +104,7 @@ class Diagnosis(NamedTuple):
         return "\n".join(lines)
 
 
+@checks.checks_names
 def diagnose(
     fun: Objective,
     params: optax.Params,
@@ -165,6 +167,7 @@ def diagnose(
     """
     chosen = forward_difference() if estimator is None else estimator
     check_estimator(chosen)
+    checks.check_fun(fun)
     params = trees.with_float64(params)
     checks.warn_of_float32(params)
     params, key = checks.as_params(params), keys.as_key(key)
@@ -181,7 +184,7 @@ def diagnose(
         values = _by_hand(fun, params, points)
         found = values.diagnosis(trees.widest(params))
     else:
-        probe = Evaluated(fun, sample, sphere(), vectorized(1)).traced(params, key)
+        probe = Probe(fun, sample, sphere(), vectorized(1)).checked(params, key)
         draw = draw._replace(fun=probe.loss_of(key, jnp.uint32(0)))
         points, _ = points_of(chosen, vectorized(1), draw, params, state)
         probe = probe._replace(distribution=points.directions.distribution)
@@ -196,7 +199,7 @@ def diagnose(
 
 
 def _with_settings(
-    found: Diagnosis, probe: Evaluated, params: Any, key: Any, table: Table, own: float
+    found: Diagnosis, probe: Probe, params: Any, key: Any, table: Table, own: float
 ) -> tuple[Diagnosis, list[str]]:
     """The measurements with a smoothing and a rate, and what is wrong with the own."""
     reasons: list[str] = []
@@ -294,7 +297,8 @@ def _by_hand(fun: Any, params: Any, points: Points) -> _Values:
     def evaluate(order: list[int]) -> Any:
         try:
             with External().open(fun) as calls:
-                outcome = calls.repeat(jax.tree.map(lambda x: x[order], asked))
+                points_of = jax.tree.map(lambda x: x[order], asked)
+                outcome = calls.evaluate(points_of, distinct=False)
         except Mistake as mistake:
             raise TypeError(str(mistake)) from mistake.__cause__
         assert outcome is not None

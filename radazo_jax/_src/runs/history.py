@@ -1,7 +1,6 @@
 """Records of each step of a run: a few numbers, and their table."""
 
 import csv
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -80,11 +79,11 @@ class History(NamedTuple):
 
     @classmethod
     def from_journal(cls, path: Any) -> "History":
-        """Reads the journal of a run, also while it is running.
+        """Reads the journal of an optimizer's run, also while it is running.
 
         Args:
           path: The file. It has no estimates: for the loss stands the mean of a
-            step's values, with a method the lowest one; slope and scalars are missing.
+            step's values; slope and scalars are missing.
 
         Raises:
           ValueError: If there is no journal, or it is damaged.
@@ -92,17 +91,7 @@ class History(NamedTuple):
         found = journal.Journal(path).read()
         if found.line is None:
             raise ValueError(f"journal must be a file with a run; got {path!r}.")
-        records = (record for record in found.records if record.again is None)
-        rows = []
-        for _, parts in itertools.groupby(records, lambda record: record.step):
-            first, *rest = parts
-            values = np.concatenate([part.values for part in (first, *rest)])
-            seconds = sum((part.seconds for part in rest), first.seconds)
-            rows.append(of_record(first._replace(values=values, seconds=seconds)))
-            if found.line["points"] is None:
-                finite = values[np.isfinite(values)]
-                rows[-1]["value"] = min(finite, default=np.nan)
-        return cls.of(rows)
+        return cls.of([of_record(record) for record in found.records])
 
     def rows(self) -> Iterator[dict[str, float]]:
         """The numbers of each step by name, for a writer such as TensorBoard's."""

@@ -1,6 +1,7 @@
 """A learning rate for R-AdaZO on minibatches, measured before the run, with μ."""
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,22 +9,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 
-from radazo_jax._src import checks, programs, trees
-from radazo_jax._src.contracts import Evaluator, Objective, check_evaluator
+from radazo_jax._src import checks, trees
+from radazo_jax._src.contracts import Evaluator, Objective
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import check_distribution
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.runs import smoothing as smoothings
-from radazo_jax._src.runs.smoothing import Evaluated
+from radazo_jax._src.runs.probes import Probe, root_mean_square
+from radazo_jax._src.runs.smoothing import Table, unchanged
 
 _PAIRS = 8  # Symmetric pairs of points, each on a minibatch of its own.
 _MOST_SIZES = 20
 # So many, if noise hides the rise at the size of the parameters.
 _MOST_HIDDEN = 6
+# Why the flatness is the size of the parameters.
+_SMALL = "a change of this size raises the loss by less than was sought"
+_HIDDEN = "noise hides a rise at this size"
+_NONE = "no size showed a rise"
 # The rise at which a change counts as large, of the loss or of its spread.
 _SHARE, _SPREAD = 0.1, 0.5
 _LEAST_SPREAD = 1e-5  # Of losses between minibatches, of the loss; less is rounding.
@@ -89,6 +92,7 @@ class LearningRate(NamedTuple):
       flatness: s, the root mean square per element of a random change of all
         parameters that raises the loss by `rise`, at most `rms` unless that is 0.
       rms: The root mean square of the parameters.
+      limit: Why `flatness` is the size of the parameters; `None` if a rise was found.
       loss: The mean loss at the parameters, over the minibatches of the probe.
       rise: The rise of the loss that defines `flatness`.
       num_steps: T, the number of steps of the run; `None` if it is not known.
@@ -100,6 +104,7 @@ class LearningRate(NamedTuple):
     smoothing: float | None
     flatness: float
     rms: float
+    limit: str | None
     loss: float
     rise: float
     num_steps: int | None
@@ -126,20 +131,17 @@ class LearningRate(NamedTuple):
 
     def __repr__(self) -> str:
         """A report in plain text."""
-        is_limited = self.flatness == self.rms
-        limit = " (the root mean square of params)" if is_limited else ""
         end = "falls as 1/√(1 + t/100)"
         if self.num_steps is not None:
             end = f"decayed to 0 over     {self.num_steps} steps"
+        far, limit = self.smoothing, self.limit
+        limited = f"  limited by the size of the parameters: {limit}"
         lines = [
             f"learning rate           {self.learning_rate:.3g}",
             f"  {end}",
-            *(
-                [f"smoothing               {self.smoothing:.3g}"]
-                if self.smoothing
-                else []
-            ),
-            f"flatness                {self.flatness:.3g}{limit}",
+            *([f"smoothing               {far:.3g}"] if far else []),
+            f"flatness                {self.flatness:.3g}",
+            *([limited] if limit else []),
             f"loss at params          {self.loss:.6g}",
             f"  rise that was probed  {self.rise:.3g}",
             f"evaluations             {self.num_evaluations}",
@@ -147,6 +149,7 @@ class LearningRate(NamedTuple):
         return "\n".join(lines)
 
 
+@checks.checks_names
 def find_learning_rate(
     fun: Objective,
     params: optax.Params,
@@ -159,6 +162,7 @@ def find_learning_rate(
     evaluator: Evaluator = vectorized(batch_size=1),
     rise: float | None = None,
     smoothing: float | None = None,
+    progress: bool = True,
 ) -> LearningRate:
     """Measures μ and a learning rate for R-AdaZO, decayed linearly to 0 over a run.
 
@@ -167,8 +171,10 @@ def find_learning_rate(
     ≤ 0 by half its standard deviation between minibatches: the *flatness* s, the root
     mean square of such a change per element. Each size is tried by eight symmetric
     pairs of points, each on a minibatch of its own, the same for all sizes. The size
-    is halved or doubled until it brackets the rise, and interpolated. The learning rate
-    is
+    is halved or doubled until it brackets the rise, and interpolated. If a change of
+    the size of the parameters raises the loss by less, or no size shows a rise, as from
+    a start above chance level, s is the root mean square of the parameters (1 if that
+    is 0). The learning rate is
 
         η = 1.2 √19 · s √((1 − β₁) / ((1 + β₁) T))
 
@@ -177,8 +183,9 @@ def find_learning_rate(
 
     Use it for losses on minibatches, or if nothing is known of the scale of the
     parameters. It takes 17 to 104 evaluations in most cases, 220 more for μ, and the
-    memory of an evaluation. `train` uses it if no optimizer is named. The default
-    method of `minimize` needs no learning rate.
+    memory of an evaluation and of a direction of up to 2²⁴ elements. Most of the time
+    of a first call is the compilation of one loop around the loss. `train` uses it
+    if no optimizer is named. The default method of `minimize` needs no learning rate.
 
     Args:
       fun: The loss, `fun(params)` or, with `sample`, `fun(params, batch)`, as in
@@ -190,11 +197,13 @@ def find_learning_rate(
       b1: β₁ of the optimizer, in [0, 1).
       key: A key; it is consumed.
       distribution: The distribution of the random changes, such as the estimator's.
-      evaluator: Evaluates the two points of a pair. By default, one after the other.
+      evaluator: The evaluator. `vectorized` takes one point after the other here,
+        whatever its batch size.
       rise: The rise of the loss at which a change counts as large; by default, a tenth
         of the loss at θ. The zero of a negative reward has no meaning: if the loss is
         ≤ 0, the default is half its standard deviation between eight minibatches.
       smoothing: μ, if it is known: it is then not measured.
+      progress: Whether to print to standard error what is compiled and measured.
 
     Returns:
       The smoothing, the learning rate, and what it was computed from. `print` shows a
@@ -203,7 +212,8 @@ def find_learning_rate(
     Raises:
       TypeError, ValueError: If an argument has the wrong type or value; if the loss at
         θ is not finite, or not positive and the same on all minibatches, without
-        `rise`; if it does not rise; as `find_smoothing` does.
+        `rise`; if it is constant, or rises too much at all sizes; as `find_smoothing`
+        does.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -225,35 +235,38 @@ def find_learning_rate(
     if num_steps is not None:
         checks.check_int_at_least("num_steps", num_steps, 2)
     checks.check_unit_interval("b1", b1)
-    check_distribution(distribution)
-    check_evaluator(evaluator)
     if rise is not None:
         checks.check_positive("rise", rise)
     if smoothing is not None:
         checks.check_positive("smoothing", smoothing)
     key = keys.as_key(key)
-    run = Evaluated(fun, sample, distribution, evaluator).traced(params, key)
-    found = measured(run, params, key, rise, b1).over(num_steps)
+    probe = Probe(fun, sample, distribution, evaluator).checked(params, key)
+    if progress:
+        both = "" if smoothing is not None else " and the smoothing"
+        size = f"{trees.size(params):,} parameters"
+        text = f"Compiling the loss, and measuring the learning rate{both}: {size}"
+        print(text, file=sys.stderr)
+    found = measured(probe, params, key, rise, b1).over(num_steps)
     if smoothing is not None:
         return found._replace(smoothing=float(smoothing))
-    return with_smoothing(found, run, params, key)
+    return with_smoothing(found, probe, params, key)
 
 
 def with_smoothing(
-    found: LearningRate, run: Evaluated, params: optax.Params, key: jax.Array
+    found: LearningRate, probe: Probe, params: optax.Params, key: jax.Array
 ) -> LearningRate:
     """The rate together with the smoothing that is measured.
 
     Raises:
       ValueError: As `find_smoothing` does for a loss.
     """
-    of = smoothings.Table.of(run, params, key).smoothing()
+    of = Table.of(probe, params, key).smoothing()
     count = found.num_evaluations + of.num_evaluations
     return found._replace(smoothing=of.smoothing, num_evaluations=count)
 
 
 def measured(
-    run: Evaluated,
+    probe: Probe,
     params: optax.Params,
     key: jax.Array,
     rise: float | None = None,
@@ -262,7 +275,7 @@ def measured(
     """The learning rate of a run whose end is not known.
 
     Args:
-      run: The loss on minibatches, with traced functions, and how it is evaluated.
+      probe: The loss on minibatches, with traced functions.
       params: θ.
       key: A typed key.
       rise: The rise of the loss at which a change counts as large.
@@ -271,23 +284,25 @@ def measured(
     Raises:
       ValueError: As `find_learning_rate` does for a loss.
     """
-    take = programs.of(_losses, run, params, key)
-    losses = np.asarray(take(params, key), np.float64)
+    count = 1 if probe.sample is None else _PAIRS
+    losses = probe.losses(params, key, count, [0.0])[:, 0]
     loss = float(np.mean(losses))
+    rounding = trees.rounding(np.zeros(0, trees.widest(params))) * abs(loss)
     sought = _rise(losses) if rise is None else float(rise)
+    unit = math.sqrt(probe.distribution.factor(trees.size(params)))
 
     def relative_rise(size: float) -> float:
-        along = size * math.sqrt(run.distribution.factor(trees.size(params)))
-        number = trees.number(along, np.float32)
-        take = programs.of(_mean_loss, run, params, key, number)
-        found = float(take(params, key, number))
+        pair = size * unit, -size * unit
+        found = float(np.mean(probe.losses(params, key, _PAIRS, pair)))
+        if abs(found - loss) <= rounding:
+            return 0.0
         return (found - loss) / sought if math.isfinite(found) else math.inf
 
-    rms = smoothings.root_mean_square(params)
-    flatness, num_sizes = _flatness(relative_rise, rms)
-    taken = len(losses) + 2 * _PAIRS * num_sizes
-    found = LearningRate(0.0, None, flatness, rms, loss, sought, None, float(b1), taken)
-    return found.over(None)
+    rms = root_mean_square(params)
+    flatness, limit, num_sizes = _flatness(relative_rise, rms, loss)
+    taken = count + 2 * _PAIRS * num_sizes
+    fields = flatness, rms, limit, loss, sought, None, float(b1), taken
+    return LearningRate(0.0, None, *fields).over(None)
 
 
 def _rise(losses: np.ndarray) -> float:
@@ -310,36 +325,42 @@ def _rise(losses: np.ndarray) -> float:
     return _SPREAD * spread
 
 
-def _flatness(rise: Callable[[float], float], rms: float) -> tuple[float, int]:
+def _flatness(
+    rise: Callable[[float], float], rms: float, loss: float
+) -> tuple[float, str | None, int]:
     """The size at which a relative rise is 1, and the number of sizes tried.
 
     Args:
       rise: The rise at a size, relative to the rise that is sought.
       rms: The largest size, unless it is 0.
+      loss: The loss at θ.
+
+    Returns:
+      The size; why it is the largest one, if it is; and the number of sizes tried.
     """
-    size = rms or 1.0
-    found = rise(size)
+    largest = rms or 1.0
+    size, found = largest, rise(largest)
     if rms and 0 < found <= 1:
-        return size, 1
+        return largest, _SMALL, 1
     factor = 2.0 if found <= 1 else 0.5
-    hidden = rms > 0 and found <= 0
-    for tried in range(2, (_MOST_HIDDEN if hidden else _MOST_SIZES) + 1):
+    hidden, changes = rms > 0 and found <= 0, found != 0
+    most = _MOST_HIDDEN if hidden else _MOST_SIZES
+    for tried in range(2, most + 1):
         following, at_following = size * factor, rise(size * factor)
         if hidden and at_following > 0:
-            return rms, tried
+            return largest, _HIDDEN, tried
         if (at_following <= 1) != (found <= 1):
-            return _between(size, found, following, at_following), tried
+            return _between(size, found, following, at_following), None, tried
         size, found = following, at_following
-    advice = "Pass another rise to find_learning_rate, or start elsewhere."
-    if found < 0:
-        advice = (
-            "A loss at chance level falls in many directions: start elsewhere, or name "
-            "a learning rate."
-        )
+        changes |= found != 0
+    if found <= 1 and changes:
+        return largest, _NONE, most
+    if not changes:
+        raise unchanged(loss, size)
     raise ValueError(
         "fun must rise with a random change of params; at a change of "
-        f"{size:.3g} per element it {'fell' if found < 0 else 'rose'} by "
-        f"{abs(found):.3g} times rise. {advice}"
+        f"{size:.3g} per element it rose by {found:.3g} times rise. Pass another rise "
+        "to find_learning_rate, or start elsewhere."
     )
 
 
@@ -350,28 +371,3 @@ def _between(size: float, rise: float, other: float, at_other: float) -> float:
         return math.sqrt(low * high)
     share = math.log(1 / below) / math.log(above / below)
     return low * (high / low) ** share
-
-
-def _losses(run: Evaluated, params: Any, key: jax.Array) -> jax.Array:
-    """The losses at θ on the minibatches of all pairs."""
-
-    def of_pair(number: jax.Array) -> jax.Array:
-        loss = checks.checked_loss(run.loss_of(key, number), False)
-        return loss(params)[0]
-
-    return lax.map(of_pair, _numbers(1 if run.sample is None else _PAIRS))
-
-
-def _mean_loss(
-    run: Evaluated, params: Any, key: jax.Array, size: jax.Array
-) -> jax.Array:
-    """The mean loss at θ ± size · u over all pairs."""
-
-    def of_pair(number: jax.Array) -> jax.Array:
-        return jnp.mean(run.along(key, number, params, jnp.stack([size, -size])))
-
-    return jnp.mean(lax.map(of_pair, _numbers(_PAIRS)))
-
-
-def _numbers(count: int) -> jax.Array:
-    return jnp.arange(count, dtype=jnp.uint32)

@@ -1,6 +1,8 @@
 """The loop of every run: budgets, failures, progress and the callback."""
 
 import abc
+import contextlib
+import os
 import signal
 import sys
 import threading
@@ -11,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from radazo_jax._src import checks, trees
-from radazo_jax._src.runs.asker import Stage
 from radazo_jax._src.runs.history import History, losses
 from radazo_jax._src.runs.learning_rate import LearningRate
-from radazo_jax._src.runs.results import Best, Report, Result
+from radazo_jax._src.runs.results import Best, Report, Result, Stage
 from radazo_jax._src.runs.rising import Rising
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps.states import Failures, Policy, RunError, failure_counts
@@ -33,6 +34,7 @@ class Steps(abc.ABC):
       best: The best so far.
       num_failed: The number of points at which a Python function failed in this call.
       last_failure: A text about the last point that failed, or an empty string.
+      show: Shows the figures of the run, if there is a progress bar.
     """
 
     def __init__(self, budget: Budget):
@@ -40,6 +42,7 @@ class Steps(abc.ABC):
         self.rows: list[dict[str, Any]] = []
         self.best = Best(None)
         self.num_failed, self.last_failure = 0, ""
+        self.show: Callable[[], None] = lambda: None
 
     @property
     @abc.abstractmethod
@@ -76,9 +79,19 @@ class Steps(abc.ABC):
         """The reason for which a method has ended, or an empty string."""
         return ""
 
+    @property
+    def evaluations(self) -> Any:
+        """The table of evaluations of a method."""
+        return None
+
+    @property
+    def fit(self) -> Any:
+        """The fit of a method of least squares."""
+        return None
+
     def ended(self) -> str:
-        """Returns "converged" if the run ends by itself, else an empty string."""
-        return "converged" if self.reason else ""
+        """Returns what a run that ended by itself is called, else an empty text."""
+        return ""
 
     def resume(self) -> None:
         """Takes the steps of a journal, if there is one."""
@@ -86,11 +99,20 @@ class Steps(abc.ABC):
 
     @abc.abstractmethod
     def take(self) -> bool:
-        """Takes the next steps: one, a chunk, or a part of one, which has no row yet.
+        """Takes the next steps: one, or a chunk.
 
         Returns:
           Whether it was not interrupted.
         """
+
+    def finish(self, stopped: str) -> Iterator[None]:
+        """Takes steps after the end of the run, which ended for this reason."""
+        del stopped
+        yield from ()
+
+    def close(self) -> None:
+        """Says what there is to say at the end."""
+        return
 
     @abc.abstractmethod
     def figures(self) -> dict[str, str]:
@@ -107,6 +129,10 @@ class Steps(abc.ABC):
     def outside(self) -> Any:
         """The state as the caller gets it."""
         return self.state
+
+    def so_far(self) -> Any:
+        """The parameters of the result of an error."""
+        return self.outside().params
 
     def history(self) -> History:
         """The numbers of all steps so far."""
@@ -151,20 +177,32 @@ def run(
     try:
         steps.resume()
         with progress_bar(progress, steps.budget) as show:
-            stopped = _take_all(steps, policy, ends, show, rising)
+            if progress:
+                steps.show = lambda: show(_figures(steps))
+            stopped = _take_all(steps, policy, ends, rising)
             params = steps.params(stopped)
     except RunError as error:
         error.state = steps.outside()
-        error.result = _result(steps, error.state.params, "failure", rate)
+        error.result = _result(steps, steps.so_far(), "failure", rate)
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        # Nothing that was evaluated is lost by an error of a callback, or by Ctrl-C.
+        with contextlib.suppress(Exception):
+            result = _result(steps, steps.so_far(), "failure", rate)
+            error.result = result  # type: ignore[union-attr]
         raise
     return _result(steps, params, stopped, rate)
+
+
+def _figures(steps: Steps) -> dict[str, str]:
+    """The figures of a run, for its progress bar."""
+    return {**steps.figures(), **failure_counts(steps.failures)}
 
 
 def _take_all(
     steps: Steps,
     policy: Policy,
     ends: Callable[[], bool],
-    show: Callable[[Mapping[str, str]], None],
     rising: Rising | None,
 ) -> str:
     """Takes the steps; returns the reason for which the run ended."""
@@ -175,12 +213,8 @@ def _take_all(
         if not steps.take():
             stopped = "interrupted"
             break
-        show({**steps.figures(), **failure_counts(steps.failures)})
-        goes_on = len(steps.rows) == before
-        if goes_on and not budget.reason():
-            continue
-        number = steps.number + goes_on
-        policy.check(steps.failures, number, limits, steps.last_failure)
+        steps.show()
+        policy.check(steps.failures, steps.number, limits, steps.last_failure)
         for row in steps.rows[before:]:
             standstill.see(row)
             if rising is not None:
@@ -188,6 +222,9 @@ def _take_all(
         if ends():
             stopped = budget.reason() or "callback"
             break
+    for _ in steps.finish(stopped):
+        steps.show()
+        ends()
     count, taken = budget.evaluations - begun, max(budget.steps, budget.evaluations > 0)
     policy.check_used(steps.has_used(taken), taken, steps.last_failure)
     if 2 * steps.num_failed > count:
@@ -196,6 +233,7 @@ def _take_all(
             f"The last failure: {steps.last_failure.rstrip('.')}. If fun fails in a "
             "region, give bounds without it."
         )
+    steps.close()
     return stopped
 
 
@@ -247,13 +285,24 @@ class _Standstill:
 def _result(
     steps: Steps, params: Any, stopped: str, rate: LearningRate | None
 ) -> Result:
-    state, history = steps.outside(), steps.history()
-    count = int(np.sum(history.evaluations)) + steps.budget.again
-    if rate is not None:
-        count += rate.num_evaluations
-    values = losses(history, steps.dtype)
-    given = params, steps.best, values, count, state, history, stopped
-    return Result(*given, reason=steps.reason, stages=steps.stages, learning_rate=rate)
+    """The result of a run that has ended for this reason."""
+    history = steps.history()
+    count = int(np.sum(history.evaluations))
+    count += 0 if rate is None else rate.num_evaluations
+    return Result(
+        params=params,
+        best=steps.best,
+        values=losses(history, steps.dtype),
+        num_evaluations=count,
+        state=steps.outside(),
+        history=history,
+        stopped=stopped,
+        reason=steps.reason,
+        stages=steps.stages,
+        learning_rate=rate,
+        evaluations=steps.evaluations,
+        fit=steps.fit,
+    )
 
 
 @contextmanager
@@ -270,6 +319,10 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         if received:
             raise KeyboardInterrupt
         received.append(signum)
+        # A handler may interrupt a write to `sys.stderr`.
+        text = "\nThe run ends after this evaluation or step; Ctrl-C again aborts it.\n"
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())
 
     signal.signal(signal.SIGINT, handle)
     try:

@@ -13,7 +13,6 @@ from radazo_jax._src import checks, programs
 from radazo_jax._src.estimators.gradients import values_at
 from radazo_jax._src.evaluators.external import Calls, External, Mistake, Outcome
 from radazo_jax._src.runs import journal
-from radazo_jax._src.runs.history import History
 from radazo_jax._src.runs.journal import Journal, Record
 from radazo_jax._src.runs.loop import Steps
 from radazo_jax._src.runs.results import Best, Report
@@ -37,7 +36,6 @@ class OneByOne(Steps, abc.ABC):
         super().__init__(budget)
         self._told, self._file = told, file
         self._record: Record | None = None  # The latest one.
-        self._part: dict[str, Any] | None = None  # Numbers of an unfinished step.
         self._points: Any = None
         self._outcome: Outcome | None = None
 
@@ -59,9 +57,8 @@ class OneByOne(Steps, abc.ABC):
         """
         if self._file is None:
             return
-        found = self._allowed(
-            [record for record in self._file.records if record.again is None]
-        )
+        found = self._file.records
+        found = found[: self.budget.allowed([len(record.values) for record in found])]
         again = journal.to_evaluate_again(found)
         asks = self._stops(found)
         stops = {len(found), *asks, *([] if again is None else again[:1])}
@@ -69,12 +66,10 @@ class OneByOne(Steps, abc.ABC):
         for stop in sorted(stops):
             part = found[first:stop]
             rows = self._told.rebuild(part)
-            after = [*(record.step for record in part[1:]), self.number]
-            # A method may end before them, with other budgets.
-            for record, row, then in zip(part, rows, after, strict=False):
-                self._count(record, row, then > record.step)
+            for record, row in zip(part, rows, strict=True):
+                self._count(record, row)
             first = stop
-            if stop < len(found) and not self._told.ended:
+            if stop < len(found):
                 if again is not None and stop == again[0]:
                     value = self._later_value(again[1])
                 if stop in asks:
@@ -95,10 +90,6 @@ class OneByOne(Steps, abc.ABC):
             i, point = again
             journal.warn_of_another_value(self._file.path, found[i], point, now)
 
-    def _allowed(self, found: list[Record]) -> list[Record]:
-        """The steps of a journal that the budgets allow."""
-        return found[: self.budget.allowed([len(record.values) for record in found])]
-
     def _stops(self, found: Sequence[Record]) -> Sequence[int]:
         """The numbers of the steps of a journal whose points are needed."""
         del found
@@ -117,8 +108,8 @@ class OneByOne(Steps, abc.ABC):
         """The values of a step and failures; `None` if it was interrupted."""
 
     @abc.abstractmethod
-    def _value_of(self, record: Record, row: dict[str, Any], whole: bool) -> float:
-        """The value that a step, or a part of one, is compared by."""
+    def _value_of(self, record: Record, row: dict[str, Any]) -> float:
+        """The value that a step is compared by."""
 
     def take(self) -> bool:
         number, start = self.number, time.perf_counter()
@@ -133,8 +124,6 @@ class OneByOne(Steps, abc.ABC):
                 self._file.append(record)
         except Mistake as mistake:
             raise RunError(str(mistake), self.state) from mistake.__cause__
-        except RunError:  # Of the method.
-            raise
         except (RuntimeError, OSError) as error:
             raise RunError(
                 f"step {number} could not be taken: {error} The error's state is the "
@@ -144,23 +133,15 @@ class OneByOne(Steps, abc.ABC):
         self.num_failed += len(texts)
         known = (None, None) if self._outcome is None else self._outcome[:2]
         row = self._told.take(record, *known)
-        self._count(record, row, self.number > number)
+        self._count(record, row)
         return True
 
-    def _count(self, record: Record, row: dict[str, Any], whole: bool) -> None:
-        """Counts a step, or a part of one, after which the step may be `whole`."""
-        if self._part is not None:
-            for name in ("evaluations", "failed", "seconds"):
-                row[name] += self._part[name]
-        self._part = None if whole else row
-        self.rows += [row] if whole else []
+    def _count(self, record: Record, row: dict[str, Any]) -> None:
+        """Counts a step."""
+        self.rows.append(row)
         self._record = record
         self.last_failure = (self.last_failure, *record.failures)[-1]
-        value = self._value_of(record, row, whole)
-        self.budget.saw(value, len(record.values), whole)
-
-    def history(self) -> History:
-        return History.of([*self.rows, *([] if self._part is None else [self._part])])
+        self.budget.saw(self._value_of(record, row), len(record.values))
 
     def report(self) -> Report:
         assert self._record is not None
@@ -215,8 +196,7 @@ class Traced(OneByOne):
         value = self._evaluated()[point]
         return lambda: value
 
-    def _value_of(self, record: Record, row: dict[str, Any], whole: bool) -> float:
-        del whole
+    def _value_of(self, record: Record, row: dict[str, Any]) -> float:
         value: float = row["value"]
         if np.isfinite(value) and value < self.best.value:
             self.best = Best(None, float(value), self.budget.evaluations)
@@ -262,8 +242,8 @@ class Called(OneByOne):
         failures += [f"returned {v}, beyond {values.dtype}" for v in beyond]
         return values, failures
 
-    def _value_of(self, record: Record, row: dict[str, Any], whole: bool) -> float:
-        del row, whole
+    def _value_of(self, record: Record, row: dict[str, Any]) -> float:
+        del row
         self.best = self._told.best
         value: float = record.lowest
         return value

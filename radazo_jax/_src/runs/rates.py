@@ -17,7 +17,7 @@ from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import learning_rate
 from radazo_jax._src.runs.journal import Journal
 from radazo_jax._src.runs.learning_rate import DecayedRate, LearningRate
-from radazo_jax._src.runs.smoothing import Evaluated
+from radazo_jax._src.runs.probes import Probe
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, SolverState
@@ -114,20 +114,16 @@ def _found(run: Run, state: SolverState, budget: Budget) -> LearningRate:
     """The rate that is measured at the start of a run, for an unknown end."""
     directions = step.abstract_points(run, state).directions
     distribution = getattr(directions, "distribution", sphere())
-    evaluated = Evaluated(run.fun, run.sample, distribution, run.evaluator, run.bounds)
+    probe = Probe(run.fun, run.sample, distribution, run.evaluator, run.bounds)
     try:
         if budget.num_steps < 2:
             raise ValueError(f"num_steps must be ≥ 2; got {budget.num_steps}.")
-        found = learning_rate.measured(evaluated, state.params, state.key)
+        found = learning_rate.measured(probe, state.params, state.key)
         if _is_measured(run.estimator):
-            return learning_rate.with_smoothing(
-                found, evaluated, state.params, state.key
-            )
+            return learning_rate.with_smoothing(found, probe, state.params, state.key)
         return found._replace(smoothing=getattr(run.estimator, "smoothing", None))
     except ValueError as error:
-        raise ValueError(
-            f"{error} Or name an optimizer with a learning rate, such as radazo(1e-3)."
-        ) from None
+        raise ValueError(f"{error} Or name an optimizer with a rate.") from None
 
 
 class Advice(NamedTuple):
@@ -155,7 +151,7 @@ class Advice(NamedTuple):
         run = self.run
         distribution = getattr(run.estimator, "distribution", sphere())
         given = run.fun, run.sample, distribution, run.evaluator, run.bounds
-        at = Evaluated(*given), trees.as_arrays(self.params), keys.as_key(self.key)
+        at = Probe(*given), trees.as_arrays(self.params), keys.as_key(self.key)
         try:
             found = learning_rate.with_smoothing(learning_rate.measured(*at), *at)
         except ValueError:

@@ -7,10 +7,23 @@ import optax
 
 from radazo_jax._src import shown
 from radazo_jax._src.names import says_attributes
-from radazo_jax._src.runs.asker import MethodState, Stage
 from radazo_jax._src.runs.history import History
 from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.steps.states import SolverState
+
+
+class Stage(NamedTuple):
+    """A stage of a method that consists of several.
+
+    Attributes:
+      step: The number of the step with which it begins.
+      method: The method that takes its steps, in words.
+      reason: The reason for which it follows the stage before.
+    """
+
+    step: int
+    method: str
+    reason: str
 
 
 class Best(NamedTuple):
@@ -62,25 +75,27 @@ class Result(NamedTuple):
       num_evaluations: Number of evaluated points, including failed ones and those that
         measured the learning rate before the first step.
       state: The state of the run, which counts what failed; pass it as `state` to
-        continue.
+        continue. `None` for a run of `minimize`, which continues from `evaluations`.
       history: The records of each step.
       stopped: The reason for which the run ended: "target", "patience", "num_steps",
-        "max_evaluations", "max_seconds", "converged", "callback" or "interrupted"; the
-        first one in this order, if there are several. "converged" is the end of a
-        method. It is "failure" in the result of an error.
+        "max_evaluations", "max_seconds", "converged", "diverged", "callback" or
+        "interrupted"; the first one in this order, if there are several. "converged"
+        and "diverged" are ends of a method. It is "failure" in the result of an error.
       reason: The reason for which a method ended, in words; empty if it did not end.
       stages: The stages of a method, and why each of them followed; empty unless it
         reports them, as `methods.untuned` does.
       workers: The part of each worker of `distribute`, by address.
-      learning_rate: The learning rate that `train` measured before the first step, or
-        found in the journal; otherwise `None`.
+      learning_rate: The learning rate that `train` measured before the run, or found in
+        the journal; otherwise `None`.
+      evaluations: The table of all evaluations of `minimize`; otherwise `None`.
+      fit: The fit of a method of least squares; otherwise `None`.
     """
 
     params: optax.Params
     best: Best
     values: np.ndarray
     num_evaluations: int
-    state: SolverState | MethodState
+    state: SolverState | None
     history: History
     stopped: str
     reason: str = ""
@@ -88,6 +103,8 @@ class Result(NamedTuple):
     # Never modified.
     workers: dict[str, Any] = {}  # noqa: RUF012
     learning_rate: LearningRate | None = None
+    evaluations: Any = None
+    fit: Any = None
 
     def __repr__(self) -> str:
         fields = {
@@ -95,10 +112,11 @@ class Result(NamedTuple):
             "best": repr(self.best),
             "values": shown.series(self.values),
             "num_evaluations": str(self.num_evaluations),
-            "state": repr(self.state),
             "history": repr(self.history),
             "stopped": self.stopped,
         }
+        if self.state is not None:
+            fields["state"] = repr(self.state)
         if self.stages:
             fields["stages"] = ", then ".join(stage.method for stage in self.stages)
         if self.reason:
@@ -121,11 +139,14 @@ class Report(NamedTuple):
         runs and in runs of workers.
       best: The best so far.
       state: The state of the run. The next chunk of a compiled run reuses its arrays:
-        copy what you keep. The state of `distribute` has no parameters.
+        copy what you keep. The state of `distribute` has no parameters. `None` in runs
+        of `minimize`.
+      evaluations: The table of all evaluations of `minimize` so far; otherwise `None`.
     """
 
     step: int
     values: np.ndarray
     points: Any
     best: Best
-    state: SolverState | MethodState
+    state: SolverState | None
+    evaluations: Any = None

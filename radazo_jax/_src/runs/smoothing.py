@@ -5,22 +5,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 
-from radazo_jax._src import checks, programs, trees
-from radazo_jax._src.contracts import Draw, Evaluator, Objective, check_evaluator
+from radazo_jax._src import checks, trees
+from radazo_jax._src.contracts import Evaluator, Objective
 from radazo_jax._src.directions.dense import sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.estimators.differences import check_distribution
-from radazo_jax._src.estimators.gradients import values_at
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.numbers import keys
-from radazo_jax._src.points import sample_points
-from radazo_jax._src.steps import box, draws, step
-from radazo_jax._src.steps.box import Bounds
+from radazo_jax._src.runs.probes import Probe, root_mean_square
 
 # Of the probe: chosen on networks with steps and without. Still shorter distances would
 # agree with each other if no step lies between them.
@@ -29,43 +23,6 @@ _DIRECTIONS, _SIZES, _FACTOR = 20, 5, 4.0
 # A longer distance is chosen if it agrees by less than the best, by about the error
 # (1 − a²)/√n of a correlation a.
 _TOLERANCE = 0.3
-
-
-class Evaluated(NamedTuple):
-    """A loss on minibatches within bounds, and how it is evaluated."""
-
-    fun: Any
-    sample: Any
-    distribution: Distribution
-    evaluator: Evaluator
-    bounds: Bounds | None = None
-
-    def traced(self, params: Any, key: jax.Array) -> "Evaluated":
-        """The same with its functions as they are now."""
-        if programs.are_disabled():
-            return self
-        fun, sample = step.traced_functions(self.fun, self.sample, params, key)
-        return self._replace(fun=fun, sample=sample)
-
-    def loss_of(self, key: jax.Array, number: jax.Array) -> Callable[[Any], Any]:
-        """The loss on a minibatch, by its number."""
-        batch: tuple[Any, ...] = ()
-        if self.sample is not None:
-            batch = (self.sample(draws.key_of(key, number, draws.BATCH)),)
-        return lambda params: self.fun(box.project(self.bounds, params), *batch)
-
-    def along(
-        self, key: jax.Array, number: jax.Array, params: Any, scales: jax.Array
-    ) -> jax.Array:
-        """The losses at displacements along a direction, on its minibatch: [m]."""
-        loss = self.loss_of(key, number)
-        of_direction = draws.key_of(key, number, draws.DIRECTIONS)
-        draw = Draw.once(of_direction)._replace(fun=loss)
-        points = sample_points(self.distribution, draw, 1, scales, params)
-        values, _ = values_at(
-            self.evaluator, loss, params, self.evaluator.cache(points)
-        )
-        return values.along[0]
 
 
 class Smoothing(NamedTuple):
@@ -99,6 +56,7 @@ class Smoothing(NamedTuple):
         return "\n".join(lines)
 
 
+@checks.checks_names
 def find_smoothing(
     fun: Objective,
     params: optax.Params,
@@ -128,7 +86,8 @@ def find_smoothing(
 
     Use it for networks with rounding, signs or spikes, in loops that name an optimizer.
     `train` and `find_learning_rate` measure μ by themselves. It takes 220
-    evaluations, and the memory of an evaluation.
+    evaluations, and the memory of an evaluation and of a direction of up to 2²⁴
+    elements.
 
     Args:
       fun: The loss, `fun(params)` or, with `sample`, `fun(params, batch)`, as in
@@ -138,8 +97,8 @@ def find_smoothing(
       key: A key; it is consumed.
       distribution: The distribution of the directions, such as the estimator's: μ is
         in units of their length.
-      evaluator: Evaluates the points along a direction. By default, one after the
-        other.
+      evaluator: The evaluator. `vectorized` takes one point after the other here,
+        whatever its batch size.
 
     Returns:
       The smoothing, and the agreement of all distances. `print` shows a report.
@@ -161,12 +120,17 @@ def find_smoothing(
       evaluations             220
       >>> estimator = zo.forward_difference(smoothing=found.smoothing)
     """
-    params = checks.as_params(params)
-    check_distribution(distribution)
-    check_evaluator(evaluator)
-    key = keys.as_key(key)
-    run = Evaluated(fun, sample, distribution, evaluator).traced(params, key)
-    return Table.of(run, params, key).smoothing()
+    params, key = checks.as_params(params), keys.as_key(key)
+    probe = Probe(fun, sample, distribution, evaluator).checked(params, key)
+    return Table.of(probe, params, key).smoothing()
+
+
+def unchanged(loss: float, size: float) -> ValueError:
+    """The error of a loss that is the same up to this change per element."""
+    return ValueError(
+        f"fun must change with params; got {loss:.6g} at all points up to a change of "
+        f"{size:.3g} per element. Start elsewhere."
+    )
 
 
 class Table(NamedTuple):
@@ -190,23 +154,22 @@ class Table(NamedTuple):
 
     @classmethod
     def of(
-        cls, run: Evaluated, params: optax.Params, key: jax.Array, *own: float
+        cls, probe: Probe, params: optax.Params, key: jax.Array, *own: float
     ) -> "Table":
         """Evaluates the losses.
 
         Args:
-          run: The loss, with traced functions, and how it is evaluated.
+          probe: The loss, with traced functions.
           params: θ.
           key: A typed key.
           *own: Further distances, from which none is chosen.
         """
-        unit = math.sqrt(run.distribution.factor(trees.size(params)))
+        unit = math.sqrt(probe.distribution.factor(trees.size(params)))
         # The state of a run holds μ in float32, and must continue with the same.
         usual = (unit * _sizes(params)).astype(np.float32)
         tried = np.unique(np.append(usual, np.asarray(own, np.float32)))
-        around = jnp.asarray(np.concatenate([np.zeros(1, np.float32), tried, -tried]))
-        take = programs.of(_losses, run, params, key, around)
-        losses = np.asarray(take(params, key, around), np.float64)
+        around = np.concatenate([[0.0], tried, -tried])
+        losses = probe.losses(params, key, _DIRECTIONS, around)
         parts = np.split(losses, [1, 1 + len(tried)], axis=1)
         return cls(tried, np.isin(tried, usual), unit, *parts)
 
@@ -235,11 +198,7 @@ class Table(NamedTuple):
                 f"a change of {tried[1] / self.unit:.3g} per element. Start elsewhere."
             )
         if np.all(ahead[:, usable] == self.base):
-            raise ValueError(
-                f"fun must change with params; got {base:.6g} at all points up to a "
-                f"change of {tried[usable][-1] / self.unit:.3g} per element. "
-                "Start elsewhere."
-            )
+            raise unchanged(base, tried[usable][-1] / self.unit)
         found = np.full(len(tried), np.nan)
         found[usable] = _agreements(*(x[:, usable] - self.base for x in (ahead, back)))
         best = np.nanmax(found)
@@ -292,20 +251,3 @@ def _sizes(params: Any) -> np.ndarray:
     rms = root_mean_square(params) or 1.0
     longest = 2.0 ** round(math.log2(rms))
     return longest / _FACTOR ** np.arange(_SIZES - 1.0, -1.0, -1.0)
-
-
-def root_mean_square(params: Any) -> float:
-    """The root mean square of the elements of all leaves."""
-    total = float(trees.norm(params, trees.widest(params)))
-    return total / math.sqrt(max(trees.size(params), 1))
-
-
-def _losses(
-    run: Evaluated, params: Any, key: jax.Array, around: jax.Array
-) -> jax.Array:
-    """The losses at displacements along directions: [directions, m]."""
-
-    def along(number: jax.Array) -> jax.Array:
-        return run.along(key, number, params, around)
-
-    return lax.map(along, jnp.arange(_DIRECTIONS, dtype=jnp.uint32))

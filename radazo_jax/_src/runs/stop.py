@@ -56,6 +56,7 @@ class Budget:
       progress: The progress so far.
       steps: Number of steps so far.
       evaluations: Number of evaluations so far.
+      arrived: Number of evaluations of the unfinished step.
       again: Number of evaluations that compared the best points of a noisy run.
       reserved: Number of evaluations that are kept for this.
       is_open: Whether there is none, so that a run may end by itself.
@@ -71,15 +72,17 @@ class Budget:
         max_seconds: float | None = None,
         target: float | None = None,
         patience: int | None = None,
+        default_steps: int | None = _DEFAULT_STEPS,
     ):
         """Checks the budgets; `None` is no limit.
 
         Args:
-          num_steps: Number of steps, by default 1000 if there is no other limit.
+          num_steps: Number of steps.
           max_evaluations: Number of evaluations.
           max_seconds: Seconds.
           target: A value that ends the run.
           patience: Number of steps without progress that ends the run.
+          default_steps: Number of steps if nothing else limits them.
 
         Raises:
           TypeError, ValueError: If an argument is not valid.
@@ -88,8 +91,9 @@ class Budget:
         # A target alone may never be reached.
         given = num_steps, max_evaluations, max_seconds, patience
         self.is_open = all(budget is None for budget in given)
+        self._counts_evaluations = default_steps is None
         if self.is_open:
-            num_steps = _DEFAULT_STEPS
+            num_steps = default_steps
         counts = {
             "num_steps": num_steps,
             "max_evaluations": max_evaluations,
@@ -109,17 +113,12 @@ class Budget:
         if target is not None:
             checks.check_finite("target", target)
         self.num_steps = states.MOST_STEPS if num_steps is None else num_steps
-        self.steps = self.evaluations = self.again = self.reserved = 0
+        self.steps = self.evaluations = self.arrived = self.again = self.reserved = 0
         self._num_steps = num_steps
         self._most = np.inf if max_evaluations is None else max_evaluations
         self._max_seconds = np.inf if max_seconds is None else float(max_seconds)
         self._target = -np.inf if target is None else float(target)
         self._patience = min(patience or states.MOST_STEPS, states.MOST_STEPS)
-
-    def limit_steps(self, most: int) -> None:
-        """Replaces the default number of steps, if there is no other budget."""
-        if self.is_open:
-            self.num_steps = self._num_steps = most
 
     def start(self, size: int, done: Any, dtype: jax.typing.DTypeLike) -> None:
         """Starts to count the steps of a run.
@@ -193,8 +192,10 @@ class Budget:
 
         A rejected step has one evaluation, so that evaluations do not tell steps.
         """
-        if self._num_steps is None and self._most < np.inf:
-            return "evaluation", self.evaluations, int(self._most)
+        is_limited = self._most < np.inf
+        if self._counts_evaluations or (self._num_steps is None and is_limited):
+            total = int(self._most) if is_limited else None
+            return "evaluation", self.evaluations + self.arrived, total
         unlimited = self.num_steps >= states.MOST_STEPS // 2
         return "step", self.steps, None if unlimited else self.num_steps
 
@@ -207,12 +208,9 @@ class Budget:
         by_evaluations = (self._most - self.evaluations) // self.size
         return int(min(self.num_steps - self.steps, by_evaluations))
 
-    def saw(self, value: Any, evaluations: int, whole: bool = True) -> None:
-        """Counts a step, or a part of one, with this value and so many evaluations."""
-        progress = self.progress.after(value)
-        if not whole:  # The end of the step counts it.
-            progress = progress._replace(since=progress.since - 1)
-        self.took(int(whole), evaluations, progress)
+    def saw(self, value: Any, evaluations: int) -> None:
+        """Counts a step with this value and so many evaluations."""
+        self.took(1, evaluations, self.progress.after(value))
 
     def allowed(self, evaluations: Sequence[int]) -> int:
         """Returns how many of the first steps are allowed, by their evaluations."""
@@ -221,7 +219,7 @@ class Budget:
 
     def _kept(self) -> int:
         """The evaluations that steps must not use."""
-        return max(self.reserved, self.again)
+        return max(self.reserved - self.again, 0)
 
     def reserve(self, share: float, fewest: int) -> None:
         """Keeps a share of the evaluations, if they are limited, to compare points."""
@@ -231,7 +229,7 @@ class Budget:
 
     def again_left(self) -> int:
         """Returns the number of evaluations that may still compare the best points."""
-        left = self._most - self.evaluations - self.again
+        left = self._most - self.evaluations
         return int(max(min(left, states.MOST_STEPS), 0))
 
     def evaluations_left(self) -> int:

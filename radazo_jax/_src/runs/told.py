@@ -1,7 +1,7 @@
 """`Told`: steps on values from elsewhere, by hand, from workers or from a journal."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -17,23 +17,17 @@ from radazo_jax._src.contracts import (
     check_evaluator,
 )
 from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.methods.contract import Method, is_method
-from radazo_jax._src.methods.policy import untuned
-from radazo_jax._src.names import checks_names
 from radazo_jax._src.points import candidates
-from radazo_jax._src.runs import asker, history, rates
-from radazo_jax._src.runs.asker import Asker, MethodState
+from radazo_jax._src.runs import history, rates
 from radazo_jax._src.runs.journal import (
     Journal,
-    Path,
     Record,
-    line_of_method,
     line_of_run,
     lowest,
     of_points,
 )
+from radazo_jax._src.runs.lines import Path
 from radazo_jax._src.runs.results import Best
-from radazo_jax._src.runs.vectors import refuse_step, resolution_of
 from radazo_jax._src.steps import box, states, step
 from radazo_jax._src.steps.box import BoundsLike
 from radazo_jax._src.steps.states import Run, SolverState
@@ -107,7 +101,7 @@ class Told:
       best: The best of the points that were asked for: a `Best`.
     """
 
-    def __init__(self, maker: Stepper | Asker, best: Best | None = None):
+    def __init__(self, maker: Stepper, best: Best | None = None):
         """Begins with what makes the points.
 
         Args:
@@ -129,21 +123,15 @@ class Told:
         )
 
     @property
-    def state(self) -> SolverState | MethodState:
+    def state(self) -> SolverState:
         """The state of the run, to continue from: a copy in NumPy arrays."""
-        found: SolverState | MethodState = trees.as_numpy(self.maker.state)
+        found: SolverState = trees.as_numpy(self.maker.state)
         return found
 
     @property
     def params(self) -> Any:
-        """The parameters, a tree of NumPy arrays; with a method, the best point."""
+        """The parameters, a tree of NumPy arrays."""
         return self.maker.params
-
-    @property
-    def ended(self) -> str:
-        """The reason for which a method has ended, or an empty string."""
-        end = self.maker.end if isinstance(self.maker, Asker) else None
-        return "" if end is None else end.reason
 
     def ask(self) -> Any:
         """Returns the points of the step that were not told yet.
@@ -154,11 +142,6 @@ class Told:
           A tree like the parameters of NumPy arrays with one additional axis, the
           first, of size n.
         """
-        if self.ended:
-            raise ValueError(
-                "ask must be called before the method ends; got a run that has ended: "
-                f"{self.ended}. Read its params."
-            )
         if self._asked is None:
             with self._precision():
                 asked = self._following
@@ -169,8 +152,6 @@ class Told:
 
     def _precision(self) -> AbstractContextManager[Any]:
         """The context in which the parameters keep their precision."""
-        if isinstance(self.maker, Asker):
-            return nullcontext()
         return trees.precision_of(self.maker.state.params)
 
     def tell(self, values: Any) -> None:
@@ -196,7 +177,7 @@ class Told:
         self._check(given)
         so_far = np.concatenate([*self._values, given])
         with self._precision():
-            if len(so_far) == self.maker.size or isinstance(self.maker, Asker):
+            if len(so_far) == self.maker.size:
                 self.take(Record(number, so_far, 0, np.nan))
                 return
         self._values.append(given)
@@ -229,7 +210,7 @@ class Told:
         """
         asks = self._asked is not None
         names, numbers = self._taken(record, values, infos)
-        if asks and isinstance(self.maker, Stepper):
+        if asks:
             self._following = self.maker.ask()  # Computed meanwhile.
         return _row(record, names, np.asarray(numbers))
 
@@ -273,8 +254,6 @@ class Told:
             part = records[first : first + _PART]
             sums, names, numbers = [], [], []
             for record in part:
-                if self.ended:
-                    break
                 sums.append(self.maker.checksum)
                 of_step = self._taken(record)
                 names.append(of_step[0])
@@ -283,7 +262,7 @@ class Told:
                     # Several hundred queued steps with collectives end the process
                     # there.
                     jax.block_until_ready(self.maker.checksum)
-            for checksum, record in zip(jax.device_get(sums), part, strict=False):
+            for checksum, record in zip(jax.device_get(sums), part, strict=True):
                 if exact and record.params not in (0, int(checksum)):
                     raise ValueError(
                         "journal must be rebuilt by the optimizer, the versions and "
@@ -300,91 +279,6 @@ def _row(record: Record, names: Sequence[str], numbers: np.ndarray) -> dict[str,
     row = dict(zip(names, numbers, strict=True))
     row |= {"step": record.step, "seconds": record.seconds}
     return row | {"evaluations": len(record.values)}
-
-
-@checks_names
-def ask_tell(
-    params: optax.Params,
-    optimizer: optax.GradientTransformation | Method | None = None,
-    estimator: GradientEstimator | None = None,
-    *,
-    key: jax.typing.ArrayLike = 0,
-    bounds: BoundsLike | None = None,
-    step: Any = None,
-    state: SolverState | MethodState | None = None,
-) -> Told:
-    """Minimizes a function that is evaluated by hand, or by anything else.
-
-    It takes the steps of `minimize` or, with an optimizer, of `train`. Use it if
-    evaluations are replies of a cluster, measurements, or ratings of people. For a
-    Python function, use `minimize_black_box`.
-
-    Args:
-      params: The starting point, a tree of floating-point arrays. Not modified. NumPy's
-        float64 is kept.
-      optimizer: A method such as `methods.untuned()`, the default; or an Optax
-        transformation such as `radazo(1e-3)`. The latter gets `value`, `grad` and
-        `slope` as extra arguments, as in `train`, and no `value_fn`.
-      estimator: An estimator, such as `forward_difference()`, if an Optax
-        transformation is given.
-      key: The key of the whole run; it is consumed.
-      bounds: A tuple `(lower, upper)` of numbers, or of trees like the parameters, or a
-        `scipy.optimize.Bounds`: the box in which the parameters and all points stay.
-        A list of pairs, one for each element of an array of parameters, is read as
-        SciPy reads it. `None` is no bound. A point that is moved into the box is no
-        longer along its direction, which biases estimates at the border.
-      step: As in `minimize`.
-      state: A state to continue from, the `state` of such a run or of a result. Its
-        parameters and key replace `params` and `key`.
-
-    Returns:
-      The run, a `Told`. Call `ask` for the points of a step, and `tell` their values.
-      With an optimizer, both compile at their first call. Values that are not finite
-      are treated as by `train` with `on_failure="drop"`; `state.failures` counts
-      them.
-
-    Raises:
-      TypeError, ValueError: If an argument has the wrong type, or `params` do not lie
-        within the bounds.
-      RunError: If a method raises or yields something other than points, in `ask`.
-
-    Examples:
-      >>> import numpy as np
-      >>> import radazo_jax as zo
-      >>> run = zo.ask_tell(np.zeros(3))
-      >>> while not run.ended:
-      ...     points = run.ask()
-      ...     run.tell([np.sum((x - 1.0) ** 2) for x in points])
-      >>> bool(run.best.value < 1e-9)
-      True
-
-      An optimizer and an estimator:
-
-      >>> start = np.zeros(3, np.float32)
-      >>> run = zo.ask_tell(start, zo.radazo(3e-2), zo.forward_difference())
-      >>> for _ in range(100):
-      ...     points = run.ask()
-      ...     run.tell([np.sum((x - 1.0) ** 2) for x in points])
-      >>> points.shape, bool(np.abs(run.params - 1).max() < 0.1)
-      ((11, 3), True)
-    """
-    initial = trees.with_float64(params)
-    if is_method(optimizer, estimator):
-        method: Any = untuned() if optimizer is None else optimizer
-        resolution = resolution_of(None, initial)
-        given = initial, key, box.as_bounds(bounds), resolution, False, state, step
-        with trees.precision_of(initial if state is None else state.params):
-            maker = asker.begun(method, *given)
-        return Told(maker, Best(maker.params))
-    refuse_step(step)
-    states.check_run(optimizer, estimator)
-    of_run: Any = None, None, optimizer, estimator, vectorized(), box.as_bounds(bounds)
-    run = Run(*of_run)
-    with trees.precision_of(initial if state is None else state.params):
-        begun = begin(run, initial, key, state)
-        # Copies are made later than calls return; the caller may write to `params`.
-        jax.block_until_ready(begun)
-        return Told(Stepper(run, begun), Best(trees.as_numpy(begun.params)))
 
 
 def begin(
@@ -417,24 +311,22 @@ def replay(
     fun: Objective | None = None,
     sample: Callable[[jax.Array], object] | None = None,
     bounds: BoundsLike | None = None,
-    step: Any = None,
     exact: bool = True,
-) -> SolverState | MethodState:
+) -> SolverState:
     """Rebuilds a run from the values in its journal, without an evaluation.
 
     Args:
-      journal: The file that `train`, `distribute` or a method's run wrote.
+      journal: The file that `train` wrote.
       params: The starting point of the run.
-      optimizer: The optimizer or the method of the run, `None` if the run named none:
-        the journal has the learning rate and the smoothing that were measured.
+      optimizer: The optimizer of the run, `None` if the run named none: the journal has
+        the learning rate and the smoothing that were measured.
       estimator: The estimator, likewise.
       evaluator: The evaluator of the run. It evaluates nothing here, but determines how
         directions are stored, and so how their sums are rounded.
-      fun: The loss, if JAX traced it in the run. It is traced and not evaluated:
-        `low_rank` perturbs the matrices that it multiplies.
+      fun: The loss, if JAX traced it. It is traced and not evaluated: `low_rank`
+        perturbs the matrices that it multiplies.
       sample: As in `train`, with `fun`.
       bounds: As in `train`.
-      step: As in `minimize`.
       exact: Whether parameters must be bitwise equal to the run's before each step.
         They are equal with the same versions on the same kind of machine. Otherwise
         sums may be rounded in other ways, and an adaptive run amplifies it.
@@ -473,19 +365,10 @@ def replay(
     check_evaluator(evaluator)
     told: Told
     with jax.enable_x64(trees.has_x64() or line["dtype"] == "float64"):
-        key = jax.random.wrap_key_data(jnp.array(line["key"], jnp.uint32))
+        key = jax.random.wrap_key_data(
+            jnp.array(line["key"], jnp.uint32), impl="threefry2x32"
+        )
         rate = rates.of_line(line) if optimizer is None else None
-        if rate is None and is_method(optimizer, estimator):
-            method: Any = untuned() if optimizer is None else optimizer
-            resolution = resolution_of(fun, params)
-            given = params, key, box.as_bounds(bounds), resolution, True, None, step
-            maker = asker.begun(method, *given)
-            if exact:
-                found.check_same_run(line_of_method(maker, box.as_bounds(bounds)))
-            told = Told(maker)
-            told.rebuild([record for record in found.records if record.again is None])
-            return told.state
-        refuse_step(step)
         if rate is not None:
             optimizer, estimator = rates.default(trees.size(params), estimator)
         states.check_run(optimizer, estimator)

@@ -20,8 +20,9 @@ from radazo_jax._src.evaluators.external import External
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import loop, rates
-from radazo_jax._src.runs.journal import Journal, Path, line_of_run
+from radazo_jax._src.runs.journal import Journal, line_of_run
 from radazo_jax._src.runs.learning_rate import LearningRate
+from radazo_jax._src.runs.lines import Path
 from radazo_jax._src.runs.one_by_one import Called, Traced
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.rising import Rising

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import shown
+from radazo_jax._src import checks, shown
 
 # A lower and an upper bound: trees like the parameters, or scalars; `None` for none.
 Bounds = tuple[Any, Any]
@@ -57,9 +57,10 @@ def as_bounds(bounds: Any) -> Bounds | None:
     if hasattr(bounds, "lb") and hasattr(bounds, "ub"):
         # scipy.optimize.Bounds makes vectors of one element of numbers.
         bounds = tuple(
-            np.squeeze(bound) if np.size(bound) == 1 else np.array(bound)
+            np.squeeze(bound) if np.size(bound) == 1 else np.array(bound, subok=True)
             for bound in (bounds.lb, bounds.ub)
         )
+    checks.check_not_masked("bounds", bounds)
     is_array = isinstance(bounds, np.ndarray | jax.Array)
     if is_array and np.shape(bounds) == (2,):
         bounds = tuple(bounds)

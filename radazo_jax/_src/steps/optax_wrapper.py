@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, shown
 from radazo_jax._src.contracts import (
     Evaluator,
     GradientEstimator,
@@ -41,6 +41,7 @@ class EstimateGradientState(NamedTuple):
     inner_state: Any = ()
 
 
+@checks.checks_names
 def estimate_gradient(
     estimator: GradientEstimator,
     key: jax.typing.ArrayLike,
@@ -174,7 +175,7 @@ def _checked(value_fn: Any) -> Loss:
     if not callable(value_fn):
         raise TypeError(
             "value_fn must be passed to update, as the function of params whose "
-            f"gradient is estimated; got {value_fn!r}."
+            f"gradient is estimated; got {shown.given(value_fn)}."
         )
     return value_fn
 

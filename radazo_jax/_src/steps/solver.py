@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import optax
 
-from radazo_jax._src import trees
+from radazo_jax._src import checks, trees
 from radazo_jax._src.contracts import Evaluator, GradientEstimator, Objective
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.names import checks_names
@@ -113,8 +113,7 @@ def solver(
       >>> values.shape
       (8,)
     """
-    if not callable(fun):
-        raise TypeError(f"fun must be a function of params; got {fun!r}.")
+    checks.check_fun(fun)
     states.check_run(optimizer, estimator, evaluator)
     run = Run(fun, sample, optimizer, estimator, evaluator, as_bounds(bounds))
 
@@ -138,6 +137,8 @@ def solver(
                 "step must get no batch if sample draws it; got "
                 f"{len(batch) + len(kwargs)} further arguments."
             )
+        if trees.is_traced(state.key):  # Else each step calls it.
+            steps.traced_sample(sample, state.key)
         return steps.take(run, state, steps.loss_at(run, state), has_aux)
 
     return Solver(init, step)

@@ -154,6 +154,25 @@ def check_state(run: Run, state: Any, *, leaves: bool = False) -> None:
             )
 
 
+def check_params_of(state: Any, params: optax.Params) -> None:
+    """Raises unless the parameters of a state have the tree and the shapes of others.
+
+    Args:
+      state: A state that replaces `params`.
+      params: The parameters that the caller has passed with it.
+    """
+    expected, got = (
+        [jax.tree.structure(x), *map(jnp.shape, jax.tree.leaves(x))]
+        for x in (params, state.params)
+    )
+    if expected != got:
+        raise ValueError(
+            f"state must have parameters like params, {shown.tree(params)}; got "
+            f"{shown.tree(state.params)}. Pass the params of its run, or begin another "
+            "run without state."
+        )
+
+
 def difference(expected: Any, got: Any, leaves: bool) -> tuple[str, str] | None:
     """The difference of two trees: their structures, or their first unequal leaves."""
     structures: list[Any] = [jax.tree.structure(x) for x in (expected, got)]
@@ -199,7 +218,7 @@ def check_run(optimizer: Any, estimator: Any, evaluator: Any = vectorized()) -> 
         advice = " Pass a method to minimize." * callable(optimizer)
         raise TypeError(
             "optimizer must be an Optax transformation such as radazo(1e-3); got "
-            f"{optimizer!r}.{advice}"
+            f"{shown.given(optimizer)}.{advice}"
         )
     check_estimator(estimator)
     check_evaluator(evaluator)

@@ -75,6 +75,7 @@ def traced_functions(
     key: jax.Array,
 ) -> tuple[programs.Traced, programs.Traced | None]:
     """A loss and the function that samples its batches as they are now."""
+    checks.check_fun(fun)
     if sample is not None and not callable(sample):
         raise TypeError(
             "sample must be a function of a key that returns a batch; got "
@@ -83,7 +84,7 @@ def traced_functions(
         )
     states.check_known((params, key))
     batch: tuple[Any, ...] = ()
-    of_keys = None if sample is None else programs.traced(sample, key)
+    of_keys = None if sample is None else traced_sample(sample, key)
     if of_keys is not None:
         batch = (of_keys.output,)
 
@@ -92,6 +93,21 @@ def traced_functions(
 
     found = programs.traced(loss, params, *batch), of_keys
     states.check_known(found, "fun must close over")
+    checks.check_floating(found[0].output)
+    return found
+
+
+def traced_sample(
+    sample: Callable[[jax.Array], Any], key: jax.Array
+) -> programs.Traced:
+    """The function that samples batches as it is now; warns if all would be alike."""
+    found = programs.traced(sample, key)
+    if jax.tree.leaves(found.output) and not found.uses_arguments:
+        checks.warn(
+            "sample must draw by its key; got one whose batch does not depend on it. "
+            "JAX traces sample once, so that all steps have the same batch. Draw by "
+            "jax.random.choice(key, data, (32,)), or close over the batch in fun."
+        )
     return found
 
 

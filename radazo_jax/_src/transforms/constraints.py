@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks, trees
+from radazo_jax._src import checks, shown, trees
 from radazo_jax._src.contracts import GradientTransformationExtraArgs
 from radazo_jax._src.trees import wide
 
@@ -22,6 +22,7 @@ class AnchoredDecayState(NamedTuple):
     anchor: optax.Params
 
 
+@checks.checks_names
 def anchored_decay(
     anchor: optax.Params | None, rate: jax.typing.ArrayLike
 ) -> GradientTransformationExtraArgs:
@@ -94,6 +95,7 @@ def anchored_decay(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
+@checks.checks_names
 def keep_params_in(
     projection: Callable[[optax.Params], optax.Params],
 ) -> GradientTransformationExtraArgs:
@@ -146,7 +148,7 @@ def keep_params_in(
     if not callable(projection):
         raise TypeError(
             "projection must be a function such as those of optax.projections; got "
-            f"{projection!r}."
+            f"{shown.given(projection)}."
         )
 
     def init(params: optax.Params) -> optax.EmptyState:

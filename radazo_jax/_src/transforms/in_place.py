@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax._src import shown
 from radazo_jax._src.contracts import GradientTransformationExtraArgs
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.numbers.counter import Positions
 
 # Of the updates and the parameters of a block, and its positions, to its updates.
@@ -43,6 +45,7 @@ class InPlaceUpdate:
         return self.update(updates, state, params, **extra_args)
 
 
+@checks_names
 def chain_in_place(
     first: optax.GradientTransformation, *others: optax.GradientTransformation
 ) -> GradientTransformationExtraArgs:
@@ -95,7 +98,7 @@ def chain_in_place(
     if not isinstance(in_place, InPlaceUpdate):
         raise TypeError(
             "first must update in place, as scale_by_replayed_radazo() does; got "
-            f"{first!r:.200}. Chain others by optax.chain."
+            f"{shown.given(first)}. Chain others by optax.chain."
         )
     if not others:
         return first

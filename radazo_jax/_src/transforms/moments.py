@@ -46,6 +46,7 @@ class ScaleByZoAdammState(NamedTuple):
     nu_max: optax.Updates = ()
 
 
+@checks.checks_names
 def scale_by_radazo(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.99,
@@ -127,6 +128,7 @@ def scale_by_radazo(
     return _transformation(ScaleByRadazoState, update, given, mu_dtype)
 
 
+@checks.checks_names
 def scale_by_zo_adamm(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.99,

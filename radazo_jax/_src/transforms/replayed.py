@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, xla
+from radazo_jax._src import checks, shown, xla
 from radazo_jax._src.contracts import GradientTransformationExtraArgs
 from radazo_jax._src.directions import sums
 from radazo_jax._src.directions.combination import LinearCombination
@@ -136,6 +136,7 @@ class ScaleByReplayedMomentsState(NamedTuple):
     nu: Any
 
 
+@checks.checks_names
 def scale_by_replayed_radazo(
     window: int = 64,
     b1: jax.typing.ArrayLike = 0.9,
@@ -431,8 +432,8 @@ def _check_combination(
         raise TypeError(
             "combination must be passed to the update, as solver, train and "
             "estimate_gradient(inner=...) do, because replayed moments need the "
-            f"directions of the gradient; got {combination!r:.100}. Use them without "
-            "optax.MultiSteps, with more directions per step instead."
+            f"directions of the gradient; got {shown.given(combination)}. Use them "
+            "without optax.MultiSteps, with more directions per step instead."
             + checks.refer_to("scale_by_replayed_radazo")
         )
     coefficients, directions = combination.coefficients, combination.directions

@@ -29,6 +29,7 @@ class StochasticRoundingState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]
 
 
+@checks.checks_names
 def stochastic_rounding(key: jax.typing.ArrayLike) -> GradientTransformationExtraArgs:
     """Rounds updated parameters up or down at random: the last of a chain.
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import jax
@@ -15,18 +15,16 @@ from radazo_jax._src.contracts import GradientEstimator
 from radazo_jax._src.names import checks_names
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs import history, loop
-from radazo_jax._src.runs.history import History
-from radazo_jax._src.runs.journal import Journal, Path, Record, lowest
-from radazo_jax._src.runs.loop import Steps
+from radazo_jax._src.runs.journal import Journal, Record, lowest
+from radazo_jax._src.runs.lines import Path
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps import states
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
-from radazo_jax._src.steps.states import Failures, Policy, RunError, SolverState
-from radazo_jax._src.workers.cluster import Cluster
+from radazo_jax._src.steps.states import Failures, Policy, Run, SolverState
+from radazo_jax._src.workers.engines import Dask, Ray
 from radazo_jax._src.workers.fleet import Fleet
-from radazo_jax._src.workers.replica import Recipe
-from radazo_jax._src.workers.shares import Members
+from radazo_jax._src.workers.replica import versions
 
 
 @checks_names
@@ -147,70 +145,60 @@ def distribute(
     checks.check_int_at_least("batch_size", batch_size, 1)
     checks.check_positive("timeout", timeout)
     policy = Policy.of(on_failure, max_consecutive_failures)
-    _check_client(client)
+    engine = _engine(client)
     if params is not None:
         checks.warn_of_float32(params)
         params = jax.tree.map(np.asarray, checks.as_params(params))
     typed = keys.as_key(key)
-    recipe = Recipe(
-        make_fun,
-        params,
-        optimizer,
-        estimator,
-        sample,
-        as_bounds(bounds),
-        batch_size,
-        np.asarray(jax.random.key_data(typed)),
+    run = Run(None, sample, optimizer, estimator, bounds=as_bounds(bounds))
+    data = np.asarray(jax.random.key_data(typed))
+    recipe = engine.dumps((make_fun, params, run, batch_size, data))
+    with ExitStack() as stack:
+        ends = stack.enter_context(loop.interruptible())
+        given = versions(), recipe
+        fleet = Fleet(engine, given, batch_size, float(timeout), ends)
+        stack.callback(fleet.close)
+        opened = nullcontext() if journal is None else Journal(journal).opened()
+        file = stack.enter_context(opened)
+        if not fleet.until(lambda: fleet.run is not None):
+            raise KeyboardInterrupt
+        driver = Driver(fleet, typed, budget, policy, file, fetch_params)
+        result = loop.run(driver, policy, callback, progress)
+    return result._replace(workers=fleet.reports)
+
+
+def _engine(client: Any) -> Any:
+    """The engine that holds the workers of a client."""
+    needed = ("nthreads", "submit", "cancel", "as_current")
+    if all(hasattr(client, x) for x in needed) and not client.asynchronous:
+        return Dask(client)
+    if getattr(client, "__name__", "") == "ray" and client.is_initialized():
+        return Ray(client)
+    raise TypeError(
+        "client must be a distributed.Client, not asynchronous, or the module ray "
+        f"after ray.init(); got {client!r}."
     )
-    driver = Driver(Cluster(client), recipe, float(timeout), budget, policy)
-    return driver.run(journal, fetch_params, progress, callback)
 
 
-class Driver(Steps):
+class Driver(loop.Steps):
     """Steps on workers: it holds the journal, and no parameters."""
 
     def __init__(
         self,
-        cluster: Any,
-        recipe: Recipe,
-        timeout: float,
+        fleet: Fleet,
+        key: jax.Array,
         budget: Budget,
         policy: Policy,
+        file: Journal | None,
+        fetches: bool,
     ):
         super().__init__(budget)
-        self._cluster, self._policy = cluster, policy
-        self._key = jax.random.wrap_key_data(
-            jnp.asarray(recipe.key), impl="threefry2x32"
-        )
-        # Workers tell runs apart by this number.
-        number = int(np.random.SeedSequence().generate_state(1)[0])
-        self._fleet = Fleet(cluster, recipe, number, timeout)
-        self._names: tuple[str, ...] = ()
-        self._file: Journal | None = None
-
-    def run(
-        self,
-        path: Path | None,
-        fetch_params: bool,
-        progress: bool,
-        callback: Callable[[Report], Any] | None,
-    ) -> Result:
-        """Takes the steps."""
-        fleet, sync, self._fetches = self._fleet, self._cluster.sync, fetch_params
-        with ExitStack() as stack:
-            self._interrupted = stack.enter_context(loop.interruptible())
-            if path is not None:
-                self._file = stack.enter_context(Journal(path).opened())
-            stack.callback(sync, fleet.roster.close)
-            description = sync(fleet.start, self._interrupted)
-            if description is None:
-                raise KeyboardInterrupt
-            line, self._names = description.line, description.names
-            self.budget.start(line["points"], 0, np.dtype(line["dtype"]))
-            if self._file is not None:
-                self._file.begin(line)
-            result = loop.run(self, self._policy, callback, progress)
-        return result._replace(workers=dict(fleet.roster.reports))
+        line = fleet.run.line
+        budget.start(line["points"], 0, np.dtype(line["dtype"]))
+        if file is not None:
+            file.begin(line)
+        self._fleet, self._key, self._policy = fleet, key, policy
+        self._file, self._fetches = file, fetches
 
     def resume(self) -> None:
         """Begins after the steps of a journal, as far as the budgets allow."""
@@ -223,29 +211,23 @@ class Driver(Steps):
 
     def take(self) -> bool:
         fleet, start = self._fleet, time.perf_counter()
-        number = len(fleet.records)
-        try:
-            found = self._wait_for(fleet.evaluate, self._interrupted)
-            # The failures of the steps before are known now.
-            self._check(self._limits)
-            if found is None:
-                return False
-            seconds = time.perf_counter() - start
-            record = _record(number, found, seconds)
+        is_done = fleet.evaluate(self.budget.size)
+        self._check()
+        if is_done:
+            values, seconds = fleet.values, time.perf_counter() - start
+            failures = tuple(f"returned {x}" for x in values[~np.isfinite(values)])
+            number, checksum = len(fleet.records), fleet.checksum
+            record = Record(number, values, checksum, seconds, failures)
             if self._file is not None:
                 self._file.append(record)
-        except RunError:
-            raise
-        except (RuntimeError, OSError) as error:
-            raise RunError(
-                f"step {number} could not be taken: {error} Its journal, if there is "
-                "one, is complete: the same call resumes the run.",
-                self.state,
-            ) from error
-        fleet.records.append(record)
-        self._count(record)
-        self.rows.append(history.of_values(found.values))
-        return True
+            fleet.records.append(record)
+            self._count(record)
+        return is_done
+
+    def _check(self) -> None:
+        """Raises if too much has failed before the current step."""
+        last = self.last_failure
+        self._policy.check(self.failures, self.number, self._limits, last)
 
     def _count(self, record: Record) -> None:
         """Counts a step."""
@@ -254,6 +236,7 @@ class Driver(Steps):
             self.best = Best(None, float(value), self.budget.evaluations + i)
         self.last_failure = (self.last_failure, *record.failures)[-1]
         self.budget.saw(value, len(record.values))
+        self.rows.append(history.of_record(record))
 
     def figures(self) -> dict[str, str]:
         latest = self._fleet.records[-1]
@@ -264,77 +247,25 @@ class Driver(Steps):
         records = self._fleet.records
         return Report(len(records), records[-1].values, None, self.best, self.state)
 
-    def history(self) -> History:
-        known = self._fleet.numbers
-        return History.of([_row(x, known, self._names) for x in self._fleet.records])
+    def history(self) -> history.History:
+        """The numbers of all steps so far; of the last only once workers took it."""
+        for step, numbers in self._fleet.numbers.items():
+            self.rows[step] |= zip(self._fleet.run.names, numbers, strict=True)
+        return super().history()
 
     @property
     def state(self) -> SolverState:
         """The state of the run, without its trees."""
         done = jnp.array(len(self._fleet.records), jnp.int32)
-        trees = {f"{name}_state": None for name in ("optimizer", "estimator")}
         failures = Failures(*(jnp.int32(x) for x in self._fleet.failures))
-        return SolverState(None, **trees, key=self._key, step=done, failures=failures)
+        return SolverState(None, None, None, self._key, done, failures)
 
     def params(self, stopped: str) -> Any:
         """The parameters after the last step, whose numbers come with them."""
         if stopped == "interrupted" or not self._fleet.records:
             return None
-        try:
-            params = self._wait_for(
-                self._fleet.finish, self._interrupted, self._fetches
-            )
-        except (RuntimeError, OSError) as error:
-            raise RunError(
-                f"params could not be fetched: {error} replay rebuilds them from the "
-                "journal.",
-                self.state,
-            ) from error
-        self._check(self._policy.limits(self.failures))
+        params = self._fleet.params(self._fetches)
+        self._check()
         usable = self.has_used(self.budget.steps)
         self._policy.check_used(usable, self.budget.steps, self.last_failure)
         return params
-
-    def _check(self, limits: np.ndarray) -> None:
-        """Raises a RunError if the failures have reached the limits."""
-        self._policy.check(self.failures, self.number, limits, self.last_failure)
-
-    def _wait_for(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Runs a coroutine of the fleet, and warns of what it reports."""
-        try:
-            return self._cluster.sync(function, *args)
-        finally:
-            for note in self._fleet.roster.notes():
-                checks.warn(note)
-
-
-def _record(number: int, found: Members, seconds: float) -> Record:
-    """The record of a step in a journal."""
-    values = found.values
-    failures = [found.failures[i] for i in sorted(found.failures)]
-    failures += [
-        f"returned {value}"
-        for i, value in enumerate(values)
-        if not np.isfinite(value) and i not in found.failures
-    ]
-    return Record(number, values, found.agreed() or 0, seconds, tuple(failures))
-
-
-def _row(
-    record: Record, numbers: dict[int, np.ndarray], names: tuple[str, ...]
-) -> dict[str, Any]:
-    """The numbers of a step for a history."""
-    row = history.of_record(record)
-    known = numbers.get(record.step)
-    return row if known is None else row | dict(zip(names, known, strict=True))
-
-
-def _check_client(client: Any) -> None:
-    needed = ("scheduler", "rpc", "run", "sync")
-    if not all(hasattr(client, name) for name in needed):
-        raise TypeError(f"client must be a distributed.Client; got {client!r}.")
-    if client.asynchronous:
-        raise ValueError(
-            "client must not be asynchronous; got one made with asynchronous=True. "
-            "distribute waits for the whole run."
-        )

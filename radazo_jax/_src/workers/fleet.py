@@ -1,365 +1,378 @@
-"""Steps on workers that join, die, are slow or drift."""
+"""The workers of a run: they join, die or are late, and evaluate its points."""
 
-import asyncio
+import contextlib
+import dataclasses
+import functools
+import queue
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from radazo_jax._src import checks, trees
 from radazo_jax._src.runs.journal import Record
-from radazo_jax._src.workers.cluster import Cluster
-from radazo_jax._src.workers.messages import Reply, Request
-from radazo_jax._src.workers.replica import Description, Recipe
-from radazo_jax._src.workers.roster import NONE, Roster, Worker, now
-from radazo_jax._src.workers.shares import Members, Repeats, shared_out
+from radazo_jax._src.steps.states import RunError
+from radazo_jax._src.workers.replica import Description, Reply
 
-_POLL = 0.1  # Seconds between looks at clocks and at Ctrl-C.
+_POLL = 0.1  # Seconds between looks at clocks and at Ctrl-C,
+_LOOK = 0.5  # and for workers that join or leave.
 _LAG = 8  # Steps that a worker may lack when it is asked for members.
-_CHUNK = 4096  # Steps in a message.
-_LATE = 3.0  # A worker is late after this multiple of its expected time, and
-_GRACE = 0.25  # these seconds more.
-_MOST_PROBLEMS = 3  # In a row, of a worker.
-_MOST_DRIFTS = 3  # Of a worker, in so many steps:
-_DRIFT_STEPS = 100
-_MOST_TIES = 2  # In a row.
-_BANDWIDTH = 1e8  # Bytes per second of a copied state, until one is measured.
+_CHUNK = 1000  # Steps in a message.
+_LATE, _GRACE = 3.0, 0.25  # Late is so many times as long as before, and seconds more.
+_CHECKED = 10  # Steps, in one of which two workers evaluate the same member.
+_MOST_LOST = 5  # Workers that were lost while they evaluated the same member.
+_JOURNAL = "the journal"
+
+
+@dataclasses.dataclass
+class WorkerReport:
+    """The part of a worker in a run.
+
+    Attributes:
+      joined: The number of the step at which it was first ready.
+      evaluations: Number of values that it returned, with those that came too late.
+      left: The reason for which it last left; empty if it never did.
+    """
+
+    joined: int
+    evaluations: int = 0
+    left: str = ""
+
+
+@dataclasses.dataclass(eq=False)
+class Worker:
+    """A worker that builds the run or has built it.
+
+    Attributes:
+      name: Its name.
+      actor: Its `Replica`, as the engine has it.
+      step: The number of steps that it has taken.
+      asked: The time at which it was asked; infinite if it is idle.
+      until: The time at which it is late; at once while it builds.
+      members: The members of this step that it evaluates.
+    """
+
+    name: str
+    actor: Any = None
+    step: int = 0
+    asked: float = -np.inf
+    until: float = -np.inf
+    members: list[int] = dataclasses.field(default_factory=list)
 
 
 class Fleet:
-    """The steps of a run, and the workers that they are sent to.
-
-    All coroutines run on one event loop.
+    """The workers of a run, and what they compute in its current step.
 
     Attributes:
-      roster: The workers.
+      run: The `Description` of the run by the first worker; `None` before.
       records: The steps so far, to which the driver adds.
       numbers: The numbers of steps, by step.
       failures: The counts of `Failures` before the current step.
+      values: The values of the current step, [n].
+      reports: The part of each worker by name, also of those that left.
     """
 
-    def __init__(self, messenger: Cluster, recipe: Recipe, run: int, timeout: float):
+    def __init__(self, engine: Any, given: Any, size: int, timeout: float, ends: Any):
+        """Begins without workers.
+
+        Args:
+          engine: Holds a `Replica` on each worker.
+          given: The arguments of a `Replica`.
+          size: Number of members that a worker evaluates together.
+          timeout: Seconds after which a worker without an answer is dropped.
+          ends: Called to know whether the run is interrupted.
+        """
+        self.run: Any = None
         self.records: list[Record] = []
+        self.values = np.zeros(0)
         self.numbers: dict[int, np.ndarray] = {}
-        self.failures = (0, 0, 0)
-        self._messenger, self._run, self._timeout = messenger, run, timeout
-        self._batch_size = recipe.batch_size
-        self._resumed = 0  # Number of steps from a journal.
-        self.roster = Roster(messenger, recipe, run, timeout)
-        self._members = Members(0, np.dtype(np.float32))  # Of the current step.
-        self._repeats = Repeats(recipe.batch_size)
-        self._bandwidth = _BANDWIDTH
-        self._checked, self._ties = 0.0, 0
-        self._known = 0  # Number of workers when members were last given.
-        self._gives = False  # Whether an idle worker may lack something.
+        self.failures: tuple[int, ...] = (0, 0, 0)
+        self.reports: dict[str, WorkerReport] = {}
+        self._engine, self._given = engine, given
+        self._size, self._timeout, self._ends = size, timeout, ends
+        self._inbox: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+        self._alive_at = self._look_at = time.monotonic()
+        self._workers: dict[str, Worker] = {}
+        self._left_out: set[str] = set()
+        self._initial: set[str] | None = None  # Their failures end the run.
+        self._seconds = np.inf  # Duration of the last batch; of a build before.
+        self._why = ""  # For which the last worker left.
+        self._sums: dict[int, tuple[int, str]] = {}  # Checksums, and who has them.
+        self._owners: dict[int, str] = {}  # Of the values of this step, by member.
+        self._known: set[str] = set()  # Workers that have taken all steps.
+        self._lost: list[int] = []  # The members of workers that were lost.
 
     def resume(self, records: list[Record]) -> None:
         """Begins after the steps of a journal."""
-        self.records, self._resumed = records, len(records)
+        self.records = records
+        self._sums = {x.step: (x.params, _JOURNAL) for x in records if x.params}
         failed = sum(int((~np.isfinite(x.values)).sum()) for x in records)
         self.failures = (failed, 0, 0)
 
-    async def start(self, interrupted: Callable[[], bool]) -> Description | None:
-        """Waits for the first worker, which describes the run.
+    @property
+    def checksum(self) -> int:
+        """The checksum of the parameters before the current step."""
+        return self._sums[len(self.records)][0]
+
+    def evaluate(self, count: int) -> bool:
+        """Finds the values of the next step; returns whether it was not interrupted.
+
+        Without members, it waits for the checksums of all workers.
 
         Raises:
-          ValueError: If there is none, or one cannot build the run.
+          RunError: If there are no workers, or they compute different parameters
+            or values.
         """
-        self.roster.start()
-        while self.roster.description is None:
-            if interrupted():
-                return None
-            await self._wait()
-        return self.roster.description
+        self.values = np.zeros(count, self.run.line["dtype"])
+        self._owners, self._known, self._lost = {}, set(), []
+        for worker in self._workers.values():
+            worker.members = []
 
-    async def evaluate(self, interrupted: Callable[[], bool]) -> Members | None:
-        """Returns the values of the next step, or `None` if it was interrupted.
+        def complete() -> bool:
+            now, step = time.monotonic(), len(self.records)
+            waits = [w for w in self._workers.values() if w.asked <= now <= w.until]
+            near = [w for w in waits if step - w.step <= _LAG]
+            # Two must agree, if there are two: one may have other parameters.
+            agree = count and len(self._known) > 1 and not any(w.members for w in near)
+            enough = agree or (self._known and not near)
+            return bool(enough) and len(self._owners) == count
 
-        Raises:
-          RuntimeError: If there are no workers, or they compute different parameters.
-        """
-        return await self._round(self._line["points"], interrupted)
+        return self.until(complete)
 
-    async def finish(self, interrupted: Callable[[], bool], fetches: bool) -> Any:
+    def params(self, fetches: bool) -> Any:
         """Returns the parameters after the last step, or `None` if interrupted."""
-        while (found := await self._round(0, interrupted)) is not None:
-            for address in found.checksums if fetches else ():
-                fetching = self._messenger.params(address, self._run)
-                try:
-                    return await asyncio.wait_for(fetching, self._timeout)
-                except TimeoutError:
-                    reason = f"gave no parameters for {self._timeout:.3g} s"
-                except OSError as error:
-                    reason = f"died: {error!r}"
-                if worker := self.roster.workers.get(address):
-                    self._lose(worker, reason)
-                    self.roster.check_not_alone()
-            if not fetches:
-                break
-        return None
-
-    async def _round(
-        self, num_members: int, interrupted: Callable[[], bool]
-    ) -> Members | None:
-        """The values of the current step; without members, only checksums."""
-        self.roster.step = len(self.records)
-        self.roster.check_not_alone()
-        found = self._members = Members(num_members, np.dtype(self._line["dtype"]))
-        self._gives = True
-        self._give()
-        while not (found.complete() and self._answers(num_members) and self._agree()):
-            await self._wait()
-            if interrupted():
+        for _ in range(_MOST_LOST):
+            if not (self.evaluate(0) and fetches):
                 return None
+            for name in self._known & self._workers.keys():
+                worker = self._workers[name]
+                try:
+                    return self._engine.call(worker.actor, "params", self._timeout)
+                except Exception as error:
+                    self._lose(worker, f"gave no parameters: {error!r}")
+        raise _ended(f"no worker gives params{self._why}.")
+
+    def close(self) -> None:
+        """Frees what the workers hold."""
+        for freeing in [self._free(worker) for worker in self._workers.values()]:
+            freeing.join(self._timeout)
+
+    def until(self, done: Callable[[], bool]) -> bool:
+        """Handles what workers answer until it is done, or interrupted: false."""
+        while not done():
+            if self._ends():
+                return False
+            now = time.monotonic()
+            self._alive_at = now if self._workers else self._alive_at
+            if now - self._alive_at > self._timeout:
+                text = f"client must have workers; got none in {self._timeout:.3g} s"
+                text += f"{self._why}. Start some, as by `dask worker ADDRESS`."
+                raise _ended(text) if self.run else ValueError(text)
+            if now >= self._look_at:
+                self._look_at = np.inf
+                self._begin(self._seen, self._engine.names)
+            for worker in self._workers.values():
+                if worker.until < now:
+                    worker.members = []  # They go to others.
             self._give()
-        return found
+            with contextlib.suppress(queue.Empty):
+                then, outcome = self._inbox.get(timeout=_POLL)
+                while True:  # All that is there, before members are given again.
+                    then(outcome)
+                    then, outcome = self._inbox.get_nowait()
+        return True
 
-    def _answers(self, num_members: int) -> bool:
-        """Whether all checksums are there, which are waited for without members."""
-        known = bool(self._members.checksums)
-        return num_members > 0 or (known and not self.roster.waits())
+    def _begin(self, then: Callable[[Any], None], call: Any, *args: Any) -> Any:
+        """Calls a function in a thread, and `then` with what it returns or raises."""
 
-    async def _wait(self) -> None:
-        """Waits for news or a moment, then looks at the clocks."""
-        await self.roster.inbox.handle(_POLL)
-        if now() - self._checked < _POLL:
-            return
-        self._checked = now()
-        for worker in list(self.roster.workers.values()):
-            elapsed = now() - worker.since
-            if worker.task is None:
-                continue
-            if elapsed > self._timeout + worker.expected:
-                self._lose(worker, f"gave no answer for {elapsed:.3g} s")
-            elif worker.is_asked(self.roster.step) and (
-                elapsed > _LATE * worker.expected + _GRACE
-            ):
-                worker.late = self._gives = True
-                done = max(self._batches(worker.members), 0.1)
-                worker.rate = min(worker.rate, done / elapsed)
-                self._members.give_up(worker.members)
-        self.roster.check_not_alone()
-
-    # --- Requests -----------------------------------------------------------------
-
-    def _give(self) -> None:
-        """Sends each idle worker the members or the steps that it lacks."""
-        # With many workers, a look at all of them after each reply takes long.
-        if not self._gives and self._known == len(self.roster.workers):
-            return
-        step, found = self.roster.step, self._members
-        self._known = len(self.roster.workers)
-        idle = [w for w in self.roster.workers.values() if w.task is None]
-        for worker in idle:
-            if step - worker.step > _LAG:
-                self._catch_up(worker)
-        ready = [w for w in idle if w.task is None and w.excluded != step]
-        rates = [worker.rate for worker in ready]
-        shared = shared_out(found, rates, self._known, self._batch_size)
-        for worker, members in zip(ready, shared, strict=True):
-            found.send(members)
-            if not len(members):
-                # A worker that was slow once is asked again in the end.
-                worker.rate = min(1.1 * worker.rate, max(rates))
-            if len(members) or worker.address not in found.checksums:
-                self._send(worker, members)
-        self._gives = len(found.missing()) > 0
-
-    def _batches(self, members: np.ndarray) -> int:
-        """The number of batches in which a worker evaluates members."""
-        return -(-len(members) // self._batch_size)
-
-    def _send(self, worker: Worker, members: np.ndarray) -> None:
-        """Sends the steps up to this one, or as many as a message has."""
-        step, first = self.roster.step, 0 if worker.restarts else worker.step
-        part = self.records[first : first + _CHUNK]
-        n = self._line["points"]
-        values = [x.values for x in part]
-        request = Request(
-            self._run,
-            first,
-            np.array(values, self._line["dtype"]).reshape(len(part), n),
-            np.array([x.params for x in part], np.uint32),
-            members,
-            worker.restarts,
-        )
-        worker.restarts, worker.members = False, members
-        worker.of_step = step if first + len(part) == step else -1
-        evaluating = self._batches(members) / worker.rate
-        expected = len(part) * worker.seconds_per_step + evaluating
-        asking = self._messenger.ask(worker.address, request)
-        self._begin(worker, asking, expected, self._answered)
-
-    def _catch_up(self, worker: Worker) -> None:
-        """Sends the values of many steps, or the state of a peer if that is faster."""
-        step = self.roster.step
-        seconds = self.roster.described.size / self._bandwidth
-        peers = [
-            peer.address
-            for peer in self.roster.workers.values()
-            if peer is not worker and step - peer.step <= _LAG and peer.excluded != step
-        ]
-        taking = (step - worker.step) * worker.seconds_per_step
-        if worker.restarts or not peers or taking <= seconds:
-            self._send(worker, NONE)
-            return
-        worker.of_step, worker.members = -1, NONE
-        copying = self._messenger.copy(worker.address, self._run, peers[0])
-        self._begin(worker, copying, seconds, self._copied)
-
-    def _begin(
-        self,
-        worker: Worker,
-        exchange: Any,
-        expected: float,
-        then: Callable[[Worker, Reply], None],
-    ) -> None:
-        async def exchanged() -> None:
+        def run() -> None:
             try:
-                outcome = await exchange
+                self._inbox.put((then, call(*args)))
             except Exception as error:
-                outcome = error
-            self.roster.inbox.put(lambda: self._received(worker, outcome, then))
+                self._inbox.put((then, error))
 
-        worker.since, worker.expected, worker.late = now(), expected, False
-        worker.task = asyncio.create_task(exchanged())
+        # A daemon: the interpreter exits even if it hangs.
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
 
-    # --- Replies ------------------------------------------------------------------
+    # --- Workers ------------------------------------------------------------------
 
-    def _received(
-        self,
-        worker: Worker,
-        outcome: Reply | Exception | None,
-        then: Callable[[Worker, Reply], None],
-    ) -> None:
-        if self.roster.workers.get(worker.address) is not worker:
+    def _seen(self, names: Any) -> None:
+        """Begins with workers that are new, and lets those go that are not there."""
+        if isinstance(names, Exception):
+            raise _ended(f"client has lost its scheduler: {names!r}.")
+        self._look_at = time.monotonic() + _LOOK
+        self._initial = set(names) if self._initial is None else self._initial
+        for name in self._workers.keys() - names:
+            self._lose(self._workers[name], "died")
+        for name in names - self._workers.keys() - self._left_out:
+            worker = self._workers[name] = Worker(name)
+            then = functools.partial(self._joined, worker, time.monotonic())
+            self._begin(then, self._build, worker)
+
+    def _build(self, worker: Worker) -> Any:
+        worker.actor = self._engine.build(worker.name, self._given, self._timeout)
+        return self._engine.call(worker.actor, "describe", self._timeout)
+
+    def _joined(self, worker: Worker, begun: float, found: Any) -> None:
+        name, hangs = worker.name, isinstance(found, TimeoutError)
+        if self._workers.get(name) is not worker:
             return  # It was lost before.
-        if not isinstance(outcome, Reply):
-            reason = f"died: {outcome!r}" if outcome else "has lost the run"
-            self._lose(worker, reason)
+        problem = found if isinstance(found, str) else repr(found)
+        if hangs:
+            problem = f"it has not built the run in {self._timeout:.3g} s (timeout)."
+        elif isinstance(found, OSError):  # If it is alive, it is asked again.
+            self._lose(worker, f"died while it built the run: {problem:.300}")
             return
-        self._release(worker)
-        self._gives |= outcome.problem != "" or outcome.step != self.roster.step
-        worker.problems = worker.problems + 1 if outcome.problem else 0
-        if outcome.problem:
-            if worker.of_step == self.roster.step:
-                last = outcome.problem.strip().rpartition("\n")[2]
-                self._members.fail(worker.members, last)
-            if worker.problems >= _MOST_PROBLEMS:
-                self.roster.leave_out(worker.address, outcome.problem)
-                self._lose(worker, "failed")
-        elif outcome.drifted:
-            self._drifted(worker, worker.step)
-            worker.step, worker.excluded = 0, -1
-        else:
-            then(worker, outcome)
+        elif isinstance(found, Description):
+            problem = self._difference(found)
+        if problem:
+            ends = name in (self._initial or ()) and not (hangs and self.run)
+            self._leave_out(worker, problem, ends)
+            return
+        self.run = self.run or found
+        self._initial = (self._initial or set()) - {name}
+        self.reports.setdefault(name, WorkerReport(len(self.records)))
+        # It has compiled, and evaluated a batch: nobody is late before that.
+        self._seconds = min(self._seconds, time.monotonic() - begun)
+        worker.asked = np.inf
 
-    def _release(self, worker: Worker) -> None:
-        """Counts the members of a worker as asked of nobody."""
-        if worker.is_asked(self.roster.step):
-            self._members.give_up(worker.members)
-        worker.task = None
+    def _difference(self, built: Description) -> str:
+        """A text if a worker has built another run than the first worker."""
+        if self.run is None:
+            return ""
+        first = next(iter(self.reports))
+        for name, got in built.line.items():
+            if name != "device" and got != (wanted := self.run.line[name]):
+                return f"{name} is {got}; on {first} it is {wanted}."
+        if not self._same(got := built.value, wanted := self.run.value):
+            return f"the first value is {got:.9g}; on {first} it is {wanted:.9g}."
+        return ""
+
+    def _same(self, value: Any, other: Any) -> bool:
+        """Whether two values at a point are of the same function."""
+        near = trees.rounding(value)
+        # Terms of the loss are rounded as if they were as large as at the start.
+        scale = near * abs(np.nan_to_num(self.run.value, posinf=0, neginf=0))
+        return bool(np.isclose(value, other, near, scale, equal_nan=True))
+
+    def _leave_out(self, worker: Worker, problem: str, ends: bool = False) -> None:
+        """Lets a worker not join again; raises if that ends the run."""
+        text = (
+            "make_fun, params, optimizer and estimator must make the same run on every "
+            f"worker; on {worker.name}, {problem}"
+        )
+        self._lose(worker, problem)
+        self._left_out.add(worker.name)
+        if ends:
+            raise ValueError(text)
+        checks.warn(f"worker {worker.name} is left out: {text}")
+        if not self._workers:
+            raise _ended(text)
 
     def _lose(self, worker: Worker, reason: str) -> None:
         """Lets a worker go, and its members to others."""
-        if worker.task is not None and worker.of_step == self.roster.step:
-            self._members.fail(worker.members, f"its worker {reason}")
-        self.roster.remove(worker, reason)
-        self._release(worker)
-        self._gives = True
+        if worker.name in self.reports:
+            self.reports[worker.name].left = reason
+        del self._workers[worker.name]
+        self._free(worker)
+        self._why = f"; the last one, {worker.name}, {reason}"
+        self._lost += worker.members
+        if max(map(self._lost.count, worker.members), default=0) >= _MOST_LOST:
+            raise _ended(f"a point has lost {_MOST_LOST} workers{self._why}.")
 
-    def _copied(self, worker: Worker, reply: Reply) -> None:
-        self._bandwidth = self.roster.described.size / max(now() - worker.since, 1e-9)
-        self._answered(worker, reply)
+    def _free(self, worker: Worker) -> Any:
+        return self._begin(lambda outcome: None, self._engine.free, worker.actor)
 
-    def _answered(self, worker: Worker, reply: Reply) -> None:
-        step, elapsed = self.roster.step, max(now() - worker.since, 1e-9)
-        for i, row in enumerate(reply.numbers, reply.step - len(reply.numbers)):
-            self.numbers.setdefault(i, row)
-        worker.step, worker.seconds_per_step = reply.step, reply.seconds_per_step
-        if count := len(reply.values):
-            worker.rate = (worker.rate + self._batches(reply.values) / elapsed) / 2
-            self.roster.count(worker, count, elapsed)
-        if reply.step == step:
-            self.failures = reply.failures
-            self._members.checksums[worker.address] = reply.checksum
-            if count == len(worker.members):
-                self._members.receive(worker.address, worker.members, reply.values)
-        elif self.records[reply.step].params not in (0, reply.checksum):
-            # Its next message tells it, and it drops its state.
-            worker.excluded = step
+    # --- Steps --------------------------------------------------------------------
 
-    # --- Parameters ---------------------------------------------------------------
+    def _give(self) -> None:
+        """Sends idle workers the steps that they lack, and shares of the members."""
+        step = len(self.records)
+        idle = [w for w in self._workers.values() if w.asked == np.inf]
+        ready = [worker for worker in idle if step - worker.step <= _LAG]
+        shares = dict(zip(ready, self._shares(ready), strict=True))
+        for worker in idle:
+            members = shares.get(worker, [])
+            if not members and worker.name in self._known:
+                continue
+            # As many steps as a message has.
+            part = self.records[worker.step : worker.step + _CHUNK]
+            request = worker.step, np.array([x.values for x in part]), members
+            expected = self._seconds * max(-(-len(members) // self._size), 1)
+            worker.members, worker.asked = members, time.monotonic()
+            worker.until = worker.asked + _LATE * expected + _GRACE
+            then = functools.partial(self._answered, worker, members)
+            args = worker.actor, "answer", self._timeout + expected, *request
+            self._begin(then, self._engine.call, *args)
 
-    def _agree(self) -> bool:
-        """Whether all values are of the same run; drops values of other parameters."""
-        found, step = self._members, self.roster.step
-        if not found.checksums:
-            problem = next(iter(found.failures.values()), "")
-            raise RuntimeError(f"no worker could evaluate: {problem}.")
-        agreed = found.agreed()
-        others = {a for a, checksum in found.checksums.items() if checksum != agreed}
-        if not others:
-            self._ties = 0
-            return self._same_function()
-        self._ties += agreed is None
-        if self._ties > _MOST_TIES:
-            listed = ", ".join(f"{a} {c:08x}" for a, c in found.checksums.items())
-            raise RuntimeError(
-                "workers must compute the same parameters from the same values; got "
-                f"the checksums {listed}. Take workers with the same instruction set."
-            )
-        for address in others & self.roster.workers.keys():
-            worker = self.roster.workers[address]
-            worker.restarts, worker.step = True, 0
-            self._drifted(worker, step)
-        found.revoke(others)
-        self._gives = True
-        return False
+    def _shares(self, ready: list[Worker]) -> list[list[int]]:
+        """The members that nobody evaluates in whole batches, for each worker."""
+        count, workers = len(self.values), self._workers.values()
+        given = self._owners.keys() | {i for w in workers for i in w.members}
+        todo = [i for i in range(count) if i not in given]
+        share = self._size * -(-len(todo) // (self._size * max(len(ready), 1)))
+        shares = [todo[share * i :][:share] for i in range(len(ready))]
+        turn, last = divmod(len(self.records), _CHECKED)
+        if last == 0 and 0 < len(todo) == count and len(ready) > 1:
+            member, i = turn % count, turn % len(ready)
+            shares[(i + (member in shares[i])) % len(ready)].append(member)
+        return shares
 
-    def _same_function(self) -> bool:
-        """Whether the workers agree about members that all evaluate; drops others."""
-        found, workers = self._members, self.roster.workers
-        if found.repeats is None:
-            found.repeats = self._repeats.of(self.roster.step, found)
-            here = [workers[x] for x in found.checksums if x in workers]
-            idle = [worker for worker in here if worker.task is None]
-            for worker in idle if len(idle) > 1 and len(found.repeats) else ():
-                found.send(found.repeats)
-                self._send(worker, found.repeats)
-        if len(found.repeats) and self.roster.waits():
-            return False
-        others = self.roster.other_functions(found.repeated, found.repeats)
-        for address in others & workers.keys():
-            self._lose(workers[address], "evaluates another function")
-        found.revoke(others)
-        return not others
-
-    def _drifted(self, worker: Worker, at: int) -> None:
-        """Reports a worker whose parameters before a step are not the run's."""
-        if self.roster.step == self._resumed and not self._members.checksums:
-            # None of the workers has the parameters of the journal.
-            self._distrust_journal(worker)
+    def _answered(self, worker: Worker, members: list[int], reply: Any) -> None:
+        name, records = worker.name, self.records
+        if self._workers.get(name) is not worker:
+            return  # It was lost before.
+        if isinstance(reply, str):
+            self._leave_out(worker, reply)
             return
-        steps = self.roster.rebuild(worker, at)
-        recent = sum(self.roster.step - i < _DRIFT_STEPS for i in steps)
-        if recent >= _MOST_DRIFTS:
-            self.roster.leave_out(
-                worker.address,
-                f"its parameters differed from the run's {recent} times in "
-                f"{_DRIFT_STEPS} steps. Its processor may round differently.",
-            )
-            self._lose(worker, "drifted")
+        if not isinstance(reply, Reply):
+            late = f"gave no answer for {self._timeout:.3g} s"
+            hangs = isinstance(reply, TimeoutError)
+            self._lose(worker, late if hangs else f"died: {reply!r:.300}")
+            return
+        elapsed, first = time.monotonic() - worker.asked, worker.step
+        worker.asked, worker.members = np.inf, []
+        worker.step += len(reply.numbers)
+        self.reports[name].evaluations += len(members)
+        if members:
+            self._seconds = elapsed / -(-len(members) // self._size)
+        self.numbers |= dict(enumerate(reply.numbers, first))
+        for step, checksum in enumerate(reply.checksums, first):
+            self._compare(name, step, checksum)
+        if worker.step == len(records):
+            self.failures = reply.failures
+            self._known.add(name)
+            for i, value in zip(members, reply.values, strict=True):
+                owner = self._owners.setdefault(i, name)  # The first value counts.
+                if owner == name:
+                    self.values[i] = value
+                elif not self._same(value, other := self.values[i]):
+                    raise _ended(
+                        "make_fun must build the same function on all workers; at "
+                        f"point {i} of step {worker.step}, {owner} has the value "
+                        f"{other:.9g}, and {name} has {value:.9g}."
+                    )
 
-    def _distrust_journal(self, worker: Worker) -> None:
-        """From now on compares parameters between workers alone."""
-        if any(record.params for record in self.records):
-            self.records = [record._replace(params=0) for record in self.records]
-            self.roster.note(
-                f"worker {worker.address} computes other parameters from the values of "
-                "the journal than the program that wrote it, which rounds in another "
-                "way. The run continues from the values."
+    def _compare(self, name: str, step: int, checksum: int) -> None:
+        """Raises if a worker has other parameters before a step than the run."""
+        known, owner = self._sums.setdefault(step, (checksum, name))
+        if known != checksum:
+            text = (
+                f"workers must compute the same parameters as {owner}; before step "
+                f"{step}, it has the checksum {known:08x}, and {name} {checksum:08x}."
             )
+            if owner != _JOURNAL:
+                raise _ended(f"{text} Take workers with the same instruction set.")
+            checks.warn(f"{text} The run continues from the values of the journal.")
+            left = {i: x for i, x in self._sums.items() if x[1] != _JOURNAL}
+            self._sums = left
+        self._sums[step] = checksum, name
 
-    @property
-    def _line(self) -> dict[str, Any]:
-        return self.roster.described.line
+
+def _ended(text: str) -> RunError:
+    """The error of a run that workers end."""
+    return RunError(f"{text} The same call resumes the run from its journal, if any.")

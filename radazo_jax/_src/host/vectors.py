@@ -110,8 +110,12 @@ class Vectors:
         return jax.tree.unflatten(self._treedef, leaves)
 
     def one(self, point: np.ndarray) -> Any:
-        """Returns the tree of a single point, [d]."""
-        return jax.tree.map(lambda x: x[0], self.trees(point[None]))
+        """Returns the tree of a single point, [d], in arrays that nobody else has."""
+        leaves, begin = [], 0
+        for (shape, dtype), end in zip(self._kinds, self._ends, strict=True):
+            leaves.append(point[begin:end].astype(dtype).reshape(shape))
+            begin = end
+        return jax.tree.unflatten(self._treedef, leaves)
 
     def round(self, points: np.ndarray) -> np.ndarray:
         """Returns points, [..., d], rounded to the steps and dtypes of parameters."""

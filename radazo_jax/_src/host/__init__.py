@@ -1,0 +1,1 @@
+"""Runs of methods on the host: minimize, and ask and tell."""
