@@ -302,10 +302,9 @@ class Policy(NamedTuple):
 
 
 def _failed(what: str, last: str, meaning: str) -> RunError:
-    """The error of a run that failures end, with the last one; `run` adds its state."""
+    """The error of a run that failures end, with the last one; `run` adds the result."""
     cause = f" The last failure: {last}." if last else ""
-    end = checks.refer_to("minimize")
-    return RunError(f"{what}{cause} The error's state {meaning}.{end}")
+    return RunError(f"{what}{cause} The error's result {meaning}.")
 
 
 def exceeds(state: SolverState, limits: jax.Array) -> jax.Array:
