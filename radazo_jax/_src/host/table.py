@@ -7,7 +7,7 @@ its method anew, with the same start and key, and answers it from the table.
 A point that is evaluated several times has a row for each time. A failure may have been
 an outage, or a mistake that was corrected since. So failures after the last finite
 value are evaluated again when a run continues, once, and the new row replaces the
-failure for ever after.
+failure for ever after. Failures that this call does not reach stay open for the next.
 """
 
 import base64
@@ -55,6 +55,7 @@ class Row:
       is_mistake: Whether it failed by a mistake in the function.
       info: The other result of the function, which is not in the file.
       tries: The number of times that it failed.
+      is_open: Whether it failed, and is evaluated again if it is asked for.
       is_used: Whether the present run has used it.
     """
 
@@ -67,6 +68,7 @@ class Row:
     is_mistake: bool = False
     info: Any = None
     tries: int = 0
+    is_open: bool = False
     is_used: bool = False
 
 
@@ -291,22 +293,23 @@ class Table:
         self.line: dict[str, Any] = {}
         self.rows: list[Row] = []
         self._places: dict[tuple[bytes, int], int] = {}
-        self._again: set[tuple[bytes, int]] = set()
         found: list[Row] = []
         if file is not None:
             self.line, found = file.line or {}, list(file.rows)
         elif evaluations is not None:
             self.line, found = evaluations.line, evaluations.rows
-        at_last: set[tuple[bytes, int]] = set()
+        last: list[Row] = []  # The failures since the latest finite value.
         for row in found:
+            before = len(self.rows)
             taken = self._take(dataclasses.replace(row, is_used=False))
+            if len(self.rows) == before:  # A call continued here: see below.
+                _open(last)
             if not row.failure:
-                at_last = set()
+                last = []
             elif taken.tries == 1 or taken.is_mistake:
-                at_last.add((row.point, row.repeat))
-            else:
-                at_last.discard((row.point, row.repeat))
-        self._again = at_last if evaluates_again else set()
+                last.append(taken)
+        if evaluates_again:
+            _open(last)
         self.num_read = len(self.rows)
 
     def begin(self, line: dict[str, Any]) -> None:
@@ -336,19 +339,21 @@ class Table:
     def at(self, point: bytes, repeat: int) -> Row | None:
         """The row of a point, `None` if it must be evaluated."""
         place = self._places.get((point, repeat))
-        if place is None or (point, repeat) in self._again:
+        if place is None or self.rows[place].is_open:
             return None
         return self.rows[place]
 
     def is_evaluated_again(self, point: bytes, repeat: int) -> bool:
         """Whether a point is evaluated again because it has failed."""
-        return (point, repeat) in self._again
+        place = self._places.get((point, repeat))
+        return place is not None and self.rows[place].is_open
 
     def add(self, row: Row) -> Row:
         """Adds a row, which is in the file at once."""
+        row = self._take(row)
         if self._file is not None:
             self._file.append(row)
-        return self._take(row)
+        return row
 
     def shown(self) -> Evaluations:
         """The rows so far."""
@@ -365,8 +370,13 @@ class Table:
             self.rows.append(row)
         else:
             self.rows[place] = row
-        self._again.discard(key)
         return row
+
+
+def _open(rows: list[Row]) -> None:
+    """Lets failures be evaluated again, in this call or in a later one."""
+    for row in rows:
+        row.is_open = True
 
 
 def line_of(

@@ -1,0 +1,767 @@
+"""Runs of methods: their contract, budgets, executors, noise and failures."""
+
+import copy
+import itertools
+import pickle
+import re
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import radazo_jax as zo
+from radazo_jax.methods import Ask, End
+from tests.helpers import calls
+from tests.helpers.host_runs import (
+    CENTER,
+    METHODS,
+    START,
+    Function,
+    assert_same,
+    bowl,
+    columns,
+    noisy,
+    quiet,
+    random_search,
+    ripples,
+    run,
+)
+from tests.helpers.tables import slow
+from tests.helpers.workers import Writer
+
+EACH = pytest.mark.parametrize("name", METHODS)
+
+
+def ask_center(start):
+    """A population of 5, with its mean as an estimate."""
+    yield start.params[None].repeat(2, 0)
+    for t in range(1000):
+        points = start.round(CENTER + start.rng.normal(size=(5, 3)) / (1 + t))
+        yield Ask(points, center=points.mean(0))
+
+
+# --- The contract -----------------------------------------------------------------
+
+
+def test_a_method_of_a_user_gets_values_and_ends_the_run():
+    seen = []
+
+    def method(start):
+        for points in (start.params[None], start.params + np.eye(3)):
+            seen.append((points, (yield points)))
+        return End(start.params, 0.0, "enough was seen")
+
+    result = run(method=method)
+    assert (result.stopped, result.reason) == ("converged", "enough was seen")
+    assert result.num_evaluations == 4 and result.history.evaluations.tolist() == [1, 3]
+    for points, values in seen:
+        np.testing.assert_array_equal(values, [bowl(x) for x in points])
+    assert result.best.value == min(bowl(START + row) for row in [START, *np.eye(3)])
+    found = result.evaluations
+    np.testing.assert_array_equal(
+        found.points, np.concatenate([START[None], np.eye(3)])
+    )
+    np.testing.assert_array_equal(found.values, [bowl(x) for x in found.points])
+    assert found.used.all() and not any(found.failures) and (found.seconds >= 0).all()
+
+
+def test_failures_are_nan_for_a_method_and_are_counted():
+    def method(start):
+        values = yield np.arange(9.0).reshape(3, 3)
+        assert np.isnan(values[1]) and np.isfinite(values[[0, 2]]).all()
+        return End(start.params, 0.0, "")
+
+    with pytest.warns(UserWarning, match="ZeroDivisionError.*The run continues"):
+        result = run(lambda x: 1 / float(x[0] - 3), lambda start: failing_first(start))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = run(lambda x: 1 / (x[0] - 3), method)
+    assert result.history.failed.tolist() == [1]
+    assert result.evaluations.failures.tolist() == ["", "returned inf", ""]
+
+
+def failing_first(start):
+    yield start.params[None] + 3.0
+    yield start.params[None]
+    return End(start.params, 0.0, "")
+
+
+@EACH
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_points_are_rounded_and_within_bounds(name, dtype):
+    bounds = np.full(3, -0.1), np.array([0.7, 0.3, 0.1])
+    start, seen = np.zeros(3, jnp.dtype(dtype)), []
+    options = {"bounds": bounds, "max_evaluations": 40}
+    result = run(lambda x: seen.append(x) or bowl(x), METHODS[name], start, **options)
+    points = np.stack([*seen, result.params])
+    assert points.dtype == dtype and isinstance(result.params, np.ndarray)
+    points = points.astype(float)
+    assert np.all((points >= bounds[0]) & (points <= bounds[1]))
+    assert result.best.value < bowl(START)
+
+
+def test_trees_of_several_leaves_and_dtypes():
+    start = {"a": np.zeros((2, 1)), "b": [np.zeros((), np.float32), np.zeros(0)]}
+
+    def fun(p):
+        assert p["a"].shape == (2, 1) and p["b"][1].shape == (0,)
+        assert p["b"][0].dtype == np.float32
+        return bowl(np.append(p["a"].ravel(), p["b"][0]))
+
+    result = run(fun, start=start, bounds=({"a": -5, "b": [-9.0, -9.0]}, 9.0))
+    np.testing.assert_allclose(result.params["a"].ravel(), CENTER[:2], atol=1e-5)
+    np.testing.assert_allclose(result.params["b"][0], CENTER[2], atol=1e-3)
+    # Numbers of Python are float64, whose digits are kept.
+    dates, seen = {"t0": [2459123.44, 0.1]}, []
+    run(lambda p: seen.append(p) or p["t0"][1], start=dates, max_evaluations=1)
+    assert [float(x) for x in seen[0]["t0"]] == dates["t0"]
+
+
+def yielding(points):
+    def method(start):
+        yield start.params[None]
+        yield points
+
+    return method
+
+
+def raising(start):
+    yield start.params[None]
+    raise ValueError("two\nlines.")
+
+
+def returning(start):
+    yield start.params[None]
+
+
+def at_first(start):
+    raise KeyError("first")
+    yield
+
+
+@pytest.mark.parametrize(
+    ("method", "message", "count"),
+    [
+        (yielding(np.zeros(3)), r"must yield points of shape \(n, 3\)", 1),
+        (yielding(np.zeros((2, 4))), r"must yield .*got \(2, 4\)", 1),
+        (yielding(np.zeros((0, 3))), "must yield .*with n of at least 1", 1),
+        (yielding("abc"), "must yield .*got str", 1),
+        (yielding(None), "must yield .*got NoneType", 1),
+        (yielding(Ask(np.full((1, 3), np.nan))), "must yield finite points", 1),
+        (yielding(np.full((1, 3), 10.0)), "must yield points within the bounds", 1),
+        (yielding(np.full((1, 3), 0.1)), "must yield rounded points", 1),
+        (raising, "raised ValueError: two lines. The error's", 1),
+        (returning, "must return an End; got NoneType", 1),
+        (at_first, "raised KeyError: 'first'", 0),
+    ],
+)
+def test_a_method_that_breaks_its_contract_is_named_with_the_result_so_far(
+    method, message, count, tmp_path
+):
+    start, path = START.astype(np.float32), tmp_path / "run.jsonl"
+    for _ in range(2):  # From the journal, too.
+        match = rf"^the method \S*{method.__name__} {message}"
+        with pytest.raises(zo.RunError, match=match) as caught:
+            run(bowl, method, start, bounds=(-9, 9), journal=path)
+        assert "\n" not in str(caught.value)
+        result = caught.value.result
+        assert result.stopped == "failure" and result.num_evaluations == count
+        assert result.best.value == (bowl(START) if count else np.inf)
+    told = zo.ask_tell(start, method, bounds=(-9, 9))
+    if count:
+        told.tell([bowl(START)] * len(told.ask()))
+    with pytest.raises(zo.RunError, match=method.__name__):
+        told.ask()
+    assert told.best[1:3] == result.best[1:3]
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (lambda start: 3, "must be a generator function; got .*returned int"),
+        (zo.methods.untuned, "without parentheses"),
+        (random_search()(None), "got a generator, which is a method that was called"),
+        (zo.radazo(1e-2), "got an optimizer. Pass it to train"),
+        (zo.forward_difference(), "got an estimator. Pass it to train"),
+        ("untuned", r"methods.untuned\(\); got 'untuned'"),
+    ],
+)
+def test_what_is_no_method_is_named(method, message):
+    for call in (run, lambda fun, method: zo.ask_tell(START, method)):
+        if "an estimator" in message and call is not run:
+            continue
+        if "an optimizer" in message and call is not run:
+            continue
+        with pytest.raises(TypeError, match=f"^method must be .*{message}"):
+            call(bowl, method)
+
+
+def test_a_method_that_ends_at_once_returns_the_start():
+    def method(start):
+        return End(start.params, np.inf, "there is nothing to do")
+        yield
+
+    result = run(method=method)
+    assert (result.stopped, result.num_evaluations) == ("converged", 0)
+    np.testing.assert_array_equal(result.params, START)
+
+
+class _Stopped(KeyError):
+    """An error of the user's that is a mistake of Python's kind."""
+
+
+UP = np.nextafter(np.float32(0.5), np.float32(1))
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), UP])
+def test_a_start_off_a_bound_by_rounding_is_clipped(value):
+    start = np.array([value, 0.25, 0.25], np.float32)
+    for call in (run, lambda fun, start, **more: zo.ask_tell(start, **more)):
+        more = {} if call is not run else {"max_evaluations": 3}
+        params = call(bowl, start=start, bounds=(0.0, 0.5), **more).params
+        assert np.all(params <= 0.5) and abs(params[0] - 0.5) < 0.1
+    point = np.full(3, 4.0)
+    same = run(start=point, bounds=(4.0, 4.0), max_evaluations=9)
+    np.testing.assert_array_equal(same.params, point)
+
+
+# --- Budgets ----------------------------------------------------------------------
+
+
+@EACH
+def test_any_number_of_evaluations_is_met_exactly(name):
+    whole = run(ripples, METHODS[name], max_evaluations=60).evaluations.values
+    for most in (1, 2, 3, 5, 7, 11, 23, 59):
+        fun = Function()
+        result = run(fun, METHODS[name], max_evaluations=most)
+        assert len(fun.calls) == result.num_evaluations == most
+        assert result.stopped == "max_evaluations"
+        np.testing.assert_array_equal(result.evaluations.values, whole[:most])
+        assert result.best.value == whole[:most].min() == ripples(result.params)
+        assert result.best.number == np.argmin(whole[:most])
+
+
+@EACH
+def test_a_target_ends_the_run_at_its_evaluation(name):
+    values = run(ripples, METHODS[name], max_evaluations=60).evaluations.values
+    for target in np.sort(values)[[0, 5, 20]]:
+        fun = Function()
+        result = run(fun, METHODS[name], target=target, max_evaluations=60)
+        assert result.stopped == "target"
+        count = 1 + np.argmax(values <= target)
+        assert result.num_evaluations == count == len(fun.calls)
+
+
+@pytest.mark.parametrize(
+    ("name", "budget", "noise"),
+    [
+        ("untuned", {"max_evaluations": 47, "target": 0.5}, 0),
+        ("repeating", {"max_evaluations": 47, "target": 0.5}, 0.1),
+        ("untuned", {"patience": 3, "max_evaluations": 300}, 0.1),
+        ("repeating", {"patience": 3, "max_evaluations": 300}, 0),
+        ("untuned", {"max_consecutive_failures": 1, "max_evaluations": 200}, 0),
+        ("repeating", {"max_consecutive_failures": 1, "max_evaluations": 200}, 0.1),
+    ],
+)
+def test_a_step_does_not_depend_on_how_its_points_are_evaluated(name, budget, noise):
+    """Neither do the reports of a callback, and the error of too many failures."""
+
+    def taken(how):
+        fun, told = Function(noise, fails=True), []
+
+        def callback(report):
+            values, points = report.values.tolist(), report.points.tolist()
+            told.append(repr((report.step, values, points, report.best[1:3])))
+            assert len(report.evaluations) == len(fun.calls)
+
+        options = {"callback": callback, **budget}
+        with ThreadPoolExecutor(1) as pool:
+            if how == "threads":
+                options["executor"] = pool
+            try:
+                if how == "batched":
+                    many = lambda xs: [fun(x) for x in xs]  # noqa: E731
+                    result = quiet(run, many, METHODS[name], batched=True, **options)
+                else:
+                    result = quiet(run, fun, METHODS[name], **options)
+            except zo.RunError as error:
+                result = error.result
+                told.append(str(error))
+        assert sum(map(len, [eval_values(x) for x in told if x[0] == "("])) == (
+            result.num_evaluations
+        )
+        return [*told, columns(result.history), repr(result.best), result[6:9]]
+
+    expected = taken("in turn")
+    assert taken("threads") == expected
+    if "target" not in budget:  # A batch has values after the target.
+        assert taken("batched") == expected
+
+
+def eval_values(text):
+    """The values of a report that was written."""
+    return re.search(r"\[(.*?)\]", text)[1].split(",")
+
+
+def test_seconds_and_patience_end_a_run(monkeypatch):
+    def flat(x):
+        return 1.0 + (np.abs(x).max() > 0)
+
+    found = run(flat, METHODS["evolution"], patience=4)
+    assert (found.stopped, len(found.values)) == ("patience", 5)
+    ticks = itertools.count()
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
+    found = run(ripples, random_search(40, 9), max_seconds=50)
+    assert found.stopped == "max_seconds" and 1 <= found.num_evaluations < 40
+
+
+def test_an_infinite_value_reaches_no_target():
+    found = quiet(
+        run, lambda x: -np.inf if x[0] > 0.45 else bowl(x), target=-1.0,
+        max_evaluations=50,
+    )  # fmt: skip
+    assert found.stopped == "max_evaluations" and found.history.failed.sum() > 0
+
+
+BAD = [
+    ({"max_evaluations": 0}, "max_evaluations must be an int ≥ 1; got 0"),
+    ({"max_evaluations": np.nan}, "max_evaluations must be an int ≥ 1; got nan"),
+    ({"max_seconds": 0.0}, "max_seconds must be a finite number > 0; got 0.0"),
+    ({"target": np.nan}, "target must be a finite number; got nan"),
+    ({"patience": 0}, "patience must be an int ≥ 1; got 0"),
+    ({"patience": 1.5}, "patience must be an int ≥ 1; got 1.5"),
+    ({"executor": 3}, "executor must be a concurrent.futures"),
+    ({"timeout": 1.0}, "timeout must be None if points are evaluated in turn"),
+    ({"on_failure": "skip"}, "on_failure must be 'drop'"),
+    ({"max_consecutive_failures": 0}, "max_consecutive_failures must be an int ≥ 1"),
+    ({"retries": -1}, "retries must be an int ≥ 0"),
+    ({"workers": 0}, "workers must be an int ≥ 1"),
+    ({"workers": 1, "executor": map}, "workers must be None if"),
+    ({"batched": 1}, "batched must be True or False"),
+    ({"fun": 3}, "fun must be a function"),
+    ({"bounds": (0.5, 1)}, "params must lie within bounds"),
+    ({"bounds": 3.0}, "bounds must be a tuple"),
+    ({"evaluations": [1.0]}, "evaluations must be the evaluations of an earlier"),
+    ({"start": [1.0, np.nan]}, "params must be finite; got nan at"),
+    ({"maximize": True}, "minimize .*maximize"),
+    ({"method": zo.methods.untuned(scale={"a": 1})}, ".*scale must be a number, or a"),
+    ({"method": zo.methods.untuned(scale=np.ones(2))}, r".*64\[3\]; got float64\[2\]"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD, ids=[x[1][:24] for x in BAD])
+def test_bad_input_is_named_in_a_line(options, message):
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises((TypeError, ValueError, zo.RunError)) as caught,
+    ):
+        run(**options)
+    assert re.search(message, str(caught.value)) and "\n" not in str(caught.value)
+
+
+# --- Executors, and what functions return -----------------------------------------
+
+
+class Pickling(ThreadPoolExecutor):
+    """Threads that get what a process would get."""
+
+    def submit(self, fun, *args):
+        return super().submit(*pickle.loads(pickle.dumps((fun, *args))))
+
+
+@EACH
+@pytest.mark.parametrize("executor", [ThreadPoolExecutor, Pickling])
+def test_workers_change_nothing(name, executor):
+    """Nothing of a method is pickled."""
+    expected = run(ripples, METHODS[name], max_evaluations=50)
+    with executor(8) as pool:
+        found = run(ripples, METHODS[name], max_evaluations=50, executor=pool)
+    assert_same(found, expected)
+
+
+def values_of(xs):
+    return [ripples(x) for x in xs]
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        values_of,
+        lambda xs: (values_of(xs), list(xs)),
+        lambda xs: (np.array(values_of(xs)), None),
+        lambda xs: tuple(values_of(xs)),
+    ],
+    ids=["list", "pair", "array and None", "tuple"],
+)
+def test_values_of_a_batch_are_read(fun):
+    expected = run(ripples, max_evaluations=50)
+    found = run(fun, max_evaluations=50, batched=True)
+    assert_same(found, expected)
+
+
+def test_a_function_of_jax_takes_the_steps_of_a_python_function():
+    """Values are exact in both: sums of few multiples of 1/64."""
+
+    def steps(x, xp):
+        return xp.sum(xp.abs(xp.round((x - CENTER.astype(x.dtype)) * 64))) / 64
+
+    method, start = METHODS["evolution"], np.zeros(3, np.float32)
+    expected = run(lambda x: steps(x, np), method, start, max_evaluations=40)
+    one = jax.jit(lambda x: steps(x, jnp))
+    assert_same(run(one, method, start, max_evaluations=40), expected)
+    many = jax.jit(jax.vmap(one))
+    assert_same(run(many, method, start, max_evaluations=40, batched=True), expected)
+    with pytest.raises(zo.RunError, match=r"pass jax\.jit\(fun\)"):
+        run(lambda x: x.at[0].set(1.0).sum())
+
+
+def test_values_in_float32_are_compared_as_such():
+    """The start is evaluated twice, once, and steps are counted from 0."""
+    fun = Function(dtype=np.float32)
+    result = run(fun, max_evaluations=30)
+    assert fun.counts[START.tobytes()] == 2
+    assert result.history.step.tolist() == list(range(len(result.values)))
+    # 0.1 in float32 is above 0.1.
+    assert run(lambda x: 0.1, target=0.1).stopped == "target"
+
+
+@pytest.mark.parametrize("library", [np, jnp])
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_an_array_of_one_element_is_a_number(library, shape):
+    def fun(x):
+        return library.full(shape, np.float32(bowl(x)), np.float32)
+
+    expected = run(lambda x: np.float32(bowl(x)), max_evaluations=20)
+    assert_same(run(fun, max_evaluations=20), expected)
+
+
+@pytest.mark.parametrize("how", ["in turn", "threads", "batches", "retries"])
+@pytest.mark.parametrize("write", ["scale", "sort", "empty"])
+def test_a_function_may_write_to_its_argument(how, write):
+    tree = {"a": [np.ones(3), np.ones((2, 2))], "b": {"c": np.ones(2)}}
+    writer, options, tries = Writer(write), {"max_evaluations": 40}, itertools.count()
+
+    def flaky(params):
+        value = writer(params)
+        if how == "retries" and next(tries) % 3 == 0:
+            raise OSError("no answer")
+        return value
+
+    given = copy.deepcopy(tree)
+    expected = run(lambda p: writer(copy.deepcopy(p)), start=tree, **options)
+    with ThreadPoolExecutor(3) as pool:
+        more = {
+            "in turn": {},
+            "threads": {"executor": pool},
+            "batches": {"fun": writer.batched, "batched": True},
+            "retries": {"retries": 2},
+        }[how]
+        found = run(**{"fun": flaky, "start": given, **options, **more})
+    assert_same(found, expected)
+    assert str(given) == str(tree)
+
+
+@EACH
+def test_a_point_is_evaluated_once_unless_a_method_asks_twice(name):
+    fun = Function()
+    run(fun, METHODS[name], max_evaluations=150)
+    again = sum(fun.counts.values()) - len(fun.counts)
+    most = {"untuned": 1, "repeating": 300}.get(name, 0)
+    assert again <= most
+
+
+# --- Noise ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [zo.methods.untuned(), ask_center])
+@pytest.mark.parametrize("most", [12, 20, 47, 200])
+def test_the_best_of_a_noisy_run_is_a_mean_within_the_budget(method, most):
+    """It has the object of one of its values, and all values are reported."""
+    fun, called, told = noisy(), [], []
+
+    def counted(x):
+        called.append((x.tobytes(), fun(x)))
+        return called[-1][1], {"at": x.copy(), "value": called[-1][1]}
+
+    def callback(report):
+        told.extend(report.values)
+
+    result = run(counted, method, max_evaluations=most, callback=callback)
+    assert len(called) == result.num_evaluations == len(told) <= most
+    assert len(called) == len(result.evaluations) == result.history.evaluations.sum()
+    assert result.stopped == "max_evaluations"
+    assert result.best.num_values >= 1 + (most > 20)
+    at_best = [v for x, v in called if x == result.params.tobytes()]
+    again = at_best[-result.best.num_values :]
+    assert result.best.value == pytest.approx(np.mean(again), rel=1e-12)
+    if result.best.number >= 0:
+        np.testing.assert_array_equal(result.best.info["at"], result.params)
+        assert result.best.info["value"] in at_best
+
+
+def test_a_noisy_target_is_met_by_a_mean():
+    result = run(noisy(), target=0.3)
+    assert result.stopped == "target" and bowl(result.params) < 0.6
+    lucky = run(noisy(), target=-0.09, max_evaluations=150)
+    assert lucky.evaluations.values.min() < -0.09 and lucky.stopped == "max_evaluations"
+    assert lucky.num_evaluations == 150
+
+
+def test_a_lucky_value_does_not_ask_for_its_step_again():
+    """The points of a step keep their first values if the target was not met."""
+    got, values = [], iter([5.0, 6.0, *[1.0, -1.0, 2.0, 3.0], *[9.0] * 40])
+
+    def method(start):
+        yield start.params[None].repeat(2, 0)
+        got.extend((yield np.arange(12.0).reshape(4, 3)))
+        yield np.ones((1, 3))
+        return End(start.params, 0.0, "two steps were taken")
+
+    order = iter([0, 1, 4, 4, 4, 4, 2, 3])
+    del order
+    result = run(lambda x: next(values), method, target=-0.5)
+    # Four further values at the best point are 2, 3, 9 and 9.
+    assert got == [1.0, -1.0, 9.0, 9.0] and result.stopped == "converged"
+
+
+def test_an_interrupted_noisy_run_has_compared_nothing():
+    result = run(noisy(), callback=lambda report: report.step == 20)
+    assert result.stopped == "callback" and result.best.num_values == 1
+
+
+# --- Failures ---------------------------------------------------------------------
+
+
+MISTAKES = {
+    "a name": (lambda x: undefined(x), NameError),  # noqa: F821
+    "an argument": (lambda: 0.0, TypeError),
+    "an index": (lambda x: x[99], IndexError),
+    "a subclass": (lambda x: calls_raise(_Stopped("mesh")), KeyError),
+    "no return": (lambda x: None, TypeError),
+    "a text": (lambda x: np.str_("1.0"), TypeError),
+    "a complex number": (lambda x: np.complex128(1), TypeError),
+    "several": (lambda x: np.ones(3), TypeError),
+}
+
+
+def calls_raise(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "most"),
+    [
+        *((kind, {}, 1) for kind in MISTAKES),
+        ("a name", {"retries": 2}, 3),
+        ("a name", {"batched": True}, 1),
+        ("a complex number", {"executor": ThreadPoolExecutor(2)}, 2),
+    ],
+)
+def test_a_mistake_ends_the_run_before_the_first_value(kind, options, most, tmp_path):
+    """Nothing of it is kept: the same call begins once the function is mended."""
+    (fun, error), seen, path = MISTAKES[kind], [], tmp_path / "run.jsonl"
+
+    def counted(*args):
+        seen.append(args)
+        return fun(*args)
+
+    with pytest.raises(zo.RunError, match=r"^fun must return a number") as caught:
+        run(counted, journal=path, **options)
+    assert len(seen) <= most and isinstance(caught.value.__cause__, error)
+    assert caught.value.result.num_evaluations == 0
+    found = run(ripples, journal=path, max_evaluations=20)
+    assert_same(found, run(ripples, max_evaluations=20))
+
+
+@pytest.mark.parametrize("memory", ["journal", "evaluations"])
+def test_ten_mistakes_in_a_row_end_a_run_which_continues_once_it_is_mended(
+    memory, tmp_path
+):
+    """The first one in between is told at once."""
+    count = [0]
+
+    def wrong(x):
+        count[0] += 1
+        return ripples(x) if count[0] < 25 else undefined  # noqa: F821
+
+    told, given = [], {"journal": tmp_path / "run.jsonl", "max_evaluations": 60}
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *more: told.append(
+            (count[0], str(message))
+        )
+        with pytest.raises(zo.RunError, match="by mistakes at 10 points in a row") as e:
+            run(wrong, **given)
+    assert "NameError" in str(e.value) and count[0] == 34
+    assert told[0][0] == 25 and "NameError: name 'undefined'" in told[0][1]
+    if memory == "evaluations":
+        given = {"evaluations": e.value.result.evaluations, "max_evaluations": 60}
+    with pytest.warns(UserWarning, match="are evaluated again, once,"):
+        found = run(ripples, **given)
+    assert_same(found, run(ripples, max_evaluations=60))
+
+
+@pytest.mark.parametrize("d", [3, 20])
+def test_a_simulator_that_is_not_there_is_told_at_once(d):
+    """Ten failures in a row end a run that has no value yet."""
+    count, told = [0], []
+
+    def missing(x):
+        count[0] += 1
+        raise FileNotFoundError("no_such_simulator")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *more: told.append(count[0])
+        with pytest.raises(zo.RunError, match=r"at the first 10 points .*FileNot") as e:
+            run(missing, start=np.zeros(d))
+    assert told[0] == 1 and count[0] == 10
+    assert e.value.result.num_evaluations == 10
+
+
+def test_too_many_failures_end_the_run():
+    def fails(x):
+        if x.any():
+            raise OSError("no license")
+        return bowl(x)
+
+    with pytest.raises(zo.RunError, match=r"OSError: no license") as caught:
+        run(fails, max_consecutive_failures=3)
+    # Three times d + 1 in a row, up to the end of a step.
+    assert 12 <= caught.value.result.num_evaluations <= 12 + 20
+    assert caught.value.result.best.value == bowl(START)
+
+
+@pytest.mark.parametrize("fun", [lambda x: x @ x * np.nan, lambda x: np.inf])
+@pytest.mark.parametrize(
+    ("most", "message"),
+    [
+        (30, r"to use in any of the run's \d+ steps\. "),
+        (3, r"to use in any of the run's 1 steps\. "),
+        (300, r"to use in 10 steps in a row \(max_consecutive_failures\), up to "),
+    ],
+)
+def test_a_function_without_a_value_ends_the_run(fun, most, message):
+    with pytest.raises(zo.RunError, match="no finite value " + message):
+        run(fun, zo.methods.evolution(population=37), max_evaluations=most)
+
+
+def test_raise_ends_the_run_at_the_first_failure():
+    fun = Function(fails=True)
+    alone = quiet(run, Function(fails=True), max_evaluations=60)
+    first = int(np.argmax(np.isnan(alone.evaluations.values)))
+    assert first > 2
+    with pytest.raises(zo.RunError, match="returned nan") as caught:
+        run(fun, on_failure="raise", max_evaluations=60)
+    assert len(fun.calls) == first + 1 == caught.value.result.num_evaluations
+
+
+def test_a_function_that_fails_at_most_points_is_warned_about():
+    count = itertools.count()
+
+    def fails(x):
+        if next(count) % 6 >= 2:
+            raise OSError("no license")
+        return bowl(x)
+
+    with pytest.warns(UserWarning, match="fun failed at 20 of 30 points.*OSError"):
+        run(fails, METHODS["custom"], max_evaluations=30, max_consecutive_failures=99)
+
+
+def test_a_constant_is_warned_about_once():
+    with pytest.warns(UserWarning, match="fun returned 1 at all") as caught:
+        run(lambda x: 1.0, METHODS["evolution"], max_evaluations=400)
+    assert len(caught) == 1 and "scale" in str(caught[0].message)
+    assert "estimator" not in str(caught[0].message)
+
+
+@pytest.mark.parametrize("lost", [calls.exits, calls.stops, calls.raises])
+@pytest.mark.parametrize("how", ["in turn", "threads"])
+def test_a_point_that_ends_its_worker_alone_has_failed(lost, how):
+    """`sys.exit` in a function is a failure in turn, too."""
+    start = np.ones(3)
+    options = {"method": METHODS["custom"], "start": start, "max_evaluations": 40}
+    expected = quiet(
+        run, lambda x: np.nan if calls.is_lost(x) else calls.square(x), **options
+    )
+    with ThreadPoolExecutor(1) as pool:
+        if how == "threads":
+            options["executor"] = pool
+        elif lost is calls.stops:
+            with pytest.raises(calls.Stop):
+                quiet(run, lost, **options)
+            return
+        assert_same(quiet(run, lost, **options), expected)
+
+
+# --- What is shown ----------------------------------------------------------------
+
+
+def test_reports_and_results_have_numbers_to_read():
+    reports = []
+    result = run(ripples, max_evaluations=30, callback=reports.append)
+    assert [report.step for report in reports] == list(range(1, len(reports) + 1))
+    for report in reports:
+        np.testing.assert_array_equal(
+            report.values, [ripples(x) for x in report.points]
+        )
+    assert reports[-1].best == result.best and reports[-1].state is None
+    counts = [len(report.evaluations) for report in reports]
+    np.testing.assert_array_equal(counts, np.cumsum(result.history.evaluations))
+    for text in (str(result), str(result.evaluations), str(result.best)):
+        assert len(text) < 1000 and f"{result.best.value:.3g}"[:4] in text
+
+
+def test_the_bar_counts_evaluations_and_tells_the_best(capsys):
+    run(ripples, max_evaluations=40, progress=True)
+    shown = capsys.readouterr().err
+    [*_, last] = re.findall(r"(\d+)/(\d+) \[", shown)
+    assert 20 < int(last[0]) <= int(last[1]) == 40
+    assert all(f"{name}=" in shown for name in ("best", "evaluations/s", "stage"))
+
+
+# --- Methods of other packages ----------------------------------------------------
+
+
+def seeded_globally(start):
+    """Draws as packages do that use the global generator of NumPy."""
+    np.random.seed(3)
+    best = End(start.params, np.inf, "twenty steps were taken")
+    for _ in range(20):
+        points = start.round(start.params + np.random.normal(size=(3, 3)))
+        values = yield points
+        i = int(np.argmin(values))
+        if values[i] < best.value:
+            best = best._replace(params=points[i], value=values[i])
+    return best
+
+
+def cma_of_hansen(start):
+    cma = pytest.importorskip("cma")
+    options = {"seed": 5, "verbose": -9}
+    strategy = cma.CMAEvolutionStrategy(start.params, 0.5, options)
+    while not strategy.stop():
+        points = np.array(strategy.ask())
+        strategy.tell(points, (yield points))
+    found = strategy.result
+    return End(found.xbest, found.fbest, "pycma has ended")
+
+
+@pytest.mark.parametrize("method", [seeded_globally, slow(cma_of_hansen)])
+def test_global_generators_are_the_methods_own(method, tmp_path):
+    """The function's are its own, too."""
+
+    def fun(x):
+        np.random.normal(size=5)
+        return ripples(x)
+
+    path, options = tmp_path / "run.jsonl", {"max_evaluations": 50}
+    np.random.seed(1)
+    before = np.random.get_state()[1].copy()
+    whole = run(ripples, method, journal=path, **options)
+    np.testing.assert_array_equal(np.random.get_state()[1], before)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:15]))
+    assert_same(run(fun, method, journal=path, **options), whole)
