@@ -72,7 +72,7 @@ def test_killed_workers_change_nothing_and_messages_are_small(tmp_path):
 
         def callback(report):
             counted.append(traffic(client))
-            if report.step in (6, 21):
+            if report.step in (12, 27):
                 os.kill(pids.popitem()[1], signal.SIGKILL)
             # The processes that follow take seconds to join.
             time.sleep(0.02)
@@ -93,7 +93,8 @@ def test_killed_workers_change_nothing_and_messages_are_small(tmp_path):
     assert len(dead) == 2 and len(result.workers) > 3
     returned = [x for name, x in result.workers.items() if name not in first]
     assert all(x.joined and x.evaluations and not x.left for x in returned)
-    for address, steps in per_step(counted[:5], result.workers).items():
+    assert len(per_step(counted[5:11], result.workers)) == 3
+    for address, steps in per_step(counted[5:11], result.workers).items():
         # The messages of several steps may be counted with the last of them.
         most = (8 * 16 + 1000) * np.arange(1, len(steps) + 1)
         assert (np.cumsum(steps, axis=0) <= most[:, None]).all(), address
@@ -113,11 +114,9 @@ def assert_soon(holds, seconds=10):
 
 def per_step(counted, workers):
     """The bytes sent and received in each step, by worker: [steps, 2]."""
-    known = {address for each in counted for address in each} & workers.keys()
-    zero = (0, 0)
-    counts = {x: [each.get(x, zero) for each in counted] for x in known}
-    # What opens a connection is in the first step.
-    return {x: np.diff(found, axis=0)[1:] for x, found in counts.items()}
+    # Connections were opened before.
+    known = workers.keys() & counted[0].keys()
+    return {x: np.diff([each[x] for each in counted], axis=0) for x in known}
 
 
 def certificates(folder):

@@ -65,7 +65,7 @@ def test_workers_that_die_and_join_change_nothing(tmp_path):
         # Dies with members in its hands; its successor has another name.
         messages = sum(map(len, here.sent.values()))
         with lock:
-            if members and messages // 15 > len(deaths):
+            if len(members) and messages // 15 > len(deaths):
                 here.alive.discard(name)
                 here.alive.add(f"{name}{len(deaths)}")
                 deaths.append(name)
@@ -239,7 +239,7 @@ def test_members_of_a_late_worker_go_to_others():
     here, hung = Here(), []
 
     def before(name, first, values, members):
-        if name == "c" and members and not hung:
+        if name == "c" and len(members) and not hung:
             hung.append(first)
             return 100
         return 0.05
@@ -473,7 +473,7 @@ def test_point_that_kills_its_workers_ends_the_run():
     here, names = Here("a"), iter(range(100))
 
     def before(name, first, values, members):
-        if first + len(values) == 3 and members:
+        if first + len(values) == 3 and len(members):
             here.alive = {str(next(names))}
         return 0
 

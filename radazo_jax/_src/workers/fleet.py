@@ -301,13 +301,14 @@ class Fleet:
                 continue
             # As many steps as a message has.
             part = self.records[worker.step : worker.step + _CHUNK]
-            request = worker.step, np.array([x.values for x in part]), members
+            values = np.array([record.values for record in part])
             expected = self._seconds * max(-(-len(members) // self._size), 1)
             worker.members, worker.asked = members, time.monotonic()
             worker.until = worker.asked + _LATE * expected + _GRACE
             then = functools.partial(self._answered, worker, members)
-            args = worker.actor, "answer", self._timeout + expected, *request
-            self._begin(then, self._engine.call, *args)
+            args = worker.step, values, np.array(members, np.int32)
+            limit = self._timeout + expected
+            self._begin(then, self._engine.call, worker.actor, "answer", limit, *args)
 
     def _shares(self, ready: list[Worker]) -> list[list[int]]:
         """The members that nobody evaluates in whole batches, for each worker."""

@@ -7,7 +7,6 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -103,7 +102,7 @@ class Replica:
         self._points = programs.of(_points, run, begun)
         # Not by its arguments: each batch of points is as large.
         self._values = programs.of(values_of, run)
-        (value,) = self.evaluate([0])
+        (value,) = self.evaluate(np.zeros(1, np.int32))
         line = line_of_run(begun, run)
         # A copy, since steps are taken in place.
         copy = Stepper(run, trees.copy(begun))
@@ -112,14 +111,14 @@ class Replica:
         return Description(line, self._stepper.names, value)
 
     def answer(
-        self, first: int, values: np.ndarray, members: Sequence[int]
+        self, first: int, values: np.ndarray, members: np.ndarray
     ) -> Reply | str:
         """Takes steps, then evaluates. Without members, it may take a part of them.
 
         Args:
           first: The number of the first step to take.
           values: The values of the steps, [steps, n].
-          members: The numbers of the points to evaluate.
+          members: The numbers of the points to evaluate: int32, [m].
 
         Returns:
           The answer, or a text if the function or a step failed.
@@ -150,13 +149,13 @@ class Replica:
         """Returns the parameters after the last step."""
         return self._stepper.params
 
-    def evaluate(self, members: Sequence[int]) -> np.ndarray:
+    def evaluate(self, members: np.ndarray) -> np.ndarray:
         """Returns the values at some points of the step, [m]."""
         state, size = self._stepper.state, self._size
         values = np.empty(len(members), trees.widest(state.params))
         points = self._points(state) if len(members) else None
         for first in range(0, len(members), size):
-            some = np.array(members[first : first + size], np.int32)
+            some = members[first : first + size]
             # Each call evaluates as many points, so that one program serves all.
             padded = np.pad(some, (0, size - len(some)), mode="edge")
             found = self._values(state, points, padded)
