@@ -59,6 +59,8 @@ class Here:
       freed: The replicas that were freed.
     """
 
+    died = OSError
+
     def __init__(self, names="abc"):
         self.alive = set(names)
         self.replicas, self.sent, self.slow, self.freed = {}, {}, {}, []

@@ -5,7 +5,6 @@ Nothing here depends on the engine that carries the messages.
 
 import pickle
 import sys
-import time
 import traceback
 from typing import Any, NamedTuple
 
@@ -20,8 +19,6 @@ from radazo_jax._src.runs.journal import line_of_run
 from radazo_jax._src.runs.told import Stepper, begin
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, SolverState
-
-_SECONDS = 1.0  # After which a worker that catches up says how far it is.
 
 
 class Description(NamedTuple):
@@ -113,7 +110,7 @@ class Replica:
     def answer(
         self, first: int, values: np.ndarray, members: np.ndarray
     ) -> Reply | str:
-        """Takes steps, then evaluates. Without members, it may take a part of them.
+        """Takes steps, then evaluates.
 
         Args:
           first: The number of the first step to take.
@@ -126,22 +123,18 @@ class Replica:
         Raises:
           RuntimeError: If this replica has taken other steps.
         """
-        stepper, until = self._stepper, time.monotonic() + _SECONDS
+        stepper, sums, numbers = self._stepper, [], []
         if stepper is None or stepper.step != first:
             raise RuntimeError(f"it has lost the run before step {first}.")
-        sums, numbers = [], []
         try:
             for row in values:
                 # The memory may have changed since the last step.
                 sums.append(trees.checksum_of(stepper.state.params))
                 numbers.append(jax.block_until_ready(stepper.tell(row)))
-                if not len(members) and time.monotonic() > until:
-                    break
             found = self.evaluate(members)
             sums.append(trees.checksum_of(stepper.state.params))
-            rows = np.array(numbers).reshape(len(numbers), len(stepper.names))
             counts = tuple(map(int, stepper.state.failures))
-            return Reply([int(x) for x in sums], rows, counts, found)
+            return Reply([int(x) for x in sums], np.array(numbers), counts, found)
         except Exception:
             return traceback.format_exc()
 
