@@ -302,7 +302,7 @@ class Policy(NamedTuple):
 
 
 def _failed(what: str, last: str, meaning: str) -> RunError:
-    """The error of a run that failures end, with the last one; `run` adds the result."""
+    """The error of a run that failures end; `run` adds the result."""
     cause = f" The last failure: {last}." if last else ""
     return RunError(f"{what}{cause} The error's result {meaning}.")
 
