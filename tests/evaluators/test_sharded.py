@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import radazo_jax as zo
 from tests.helpers.compare import Hashed
-from tests.helpers.compiled import sent
+from tests.helpers.compiled import compilations, sent
 from tests.helpers.tables import (
     DISTRIBUTIONS,
     ESTIMATORS,
@@ -256,6 +256,29 @@ def test_replayed_moments_of_sharded_parameters(types):
     chex.assert_trees_all_close(
         jax.device_get(after), jax.device_get(expected), rtol=1e-3, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("types", [AxisType.Auto, slow(AxisType.Explicit)], ids=str)
+def test_a_call_outside_of_jit_is_a_program_for_each_sharding(types, caplog):
+    """The parameters and the batch are sharded; operation by operation it was 100."""
+    params, x = problem()
+    mesh = mesh_of(1, 2, 2, types=types)
+    estimator = ESTIMATORS["forward"](DISTRIBUTIONS["sphere"], 5, 0.1)
+    value_and_grad = zo.value_and_grad(loss, estimator)
+    expected_value, expected = on_one_device("forward", "sphere")
+    for spec in (P(None, "model"), P("model")):
+        w = jax.device_put(params["w"], jax.NamedSharding(mesh, spec))
+        placed = params | {"w": w}
+        batch = jax.device_put(x, jax.NamedSharding(mesh, P("data")))
+        with compilations(caplog) as found:
+            value, gradient = value_and_grad(jax.random.key(3), placed, batch)
+        assert 0 < len(found) < 5
+        assert gradient["w"].sharding.is_equivalent_to(w.sharding, w.ndim)
+        np.testing.assert_allclose(value, expected_value, rtol=1e-6)
+        assert_close(jax.device_get(gradient), expected)
+        with compilations(caplog) as found:
+            value_and_grad(jax.random.key(4), placed, batch)
+        assert not found
 
 
 @pytest.mark.parametrize("distribution", every(KINDS))

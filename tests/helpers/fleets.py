@@ -59,6 +59,8 @@ class Here:
       freed: The replicas that were freed.
     """
 
+    died = OSError
+
     def __init__(self, names="abc"):
         self.alive = set(names)
         self.replicas, self.sent, self.slow, self.freed = {}, {}, {}, []
@@ -129,11 +131,12 @@ def reference(num_steps=STEPS, **changes):
     (given,) = {(x._versions, x._recipe) for x in here.replicas.values()}
     replica = Replica(*given)
     n, values = replica.describe().line["points"], []
-    lines, reply = [], replica.answer(0, np.zeros((0, 0)), [])
+    none = np.zeros(0, np.int32)
+    lines, reply = [], replica.answer(0, np.zeros((0, 0)), none)
     for step in range(num_steps):
-        values = [replica.evaluate([i])[0] for i in range(n)]
+        values = [replica.evaluate(np.array([i], np.int32))[0] for i in range(n)]
         lines.append((np.array(values), int(reply.checksums[-1])))
-        reply = replica.answer(step, np.array([values]), [])
+        reply = replica.answer(step, np.array([values]), none)
     return Reference(replica.params(), lines, reply.failures)
 
 

@@ -102,7 +102,7 @@ def test_any_sequence_of_budgets_gives_the_result_of_the_last(case, memory, tmp_
 
 
 class Comparing:
-    """A function whose noise is that of the rows of a file.
+    """A function with the noise that the rows of a file have.
 
     So the one evaluation of a known point, which is no row, changes no other.
     """
@@ -184,7 +184,7 @@ def test_another_method_uses_what_it_asks_for(name):
 
 
 def test_values_in_float32_continue_as_such():
-    """By a function of JAX, in which float64 is disabled."""
+    """A function of JAX, in which float64 is disabled, has float32 values."""
     fun, seen = jax.jit(lambda x: jnp.sum((1 - x) ** 2) + x[0] ** 4), []
     first = run(fun, start=np.zeros(4, np.float32))
     more = {"evaluations": first.evaluations}
@@ -235,7 +235,7 @@ def test_other_sums_of_a_machine_are_no_other_run(d, calls, monkeypatch, tmp_pat
         assert output.split()[-2:] == ["ended", str(most)]
 
 
-# --- Outages and mended functions -------------------------------------------------
+# --- Outages and corrected functions-----------------------------------------------
 
 
 class Outage(Function):
@@ -372,7 +372,7 @@ print("killed", killed, "calls", sum(1 for _ in open(log)))
 def test_a_run_that_is_killed_anywhere_is_the_undisturbed_run(
     kind, method, most, kills, tmp_path
 ):
-    """By -9 at random evaluations. Only what ran then is evaluated again."""
+    """A kill by -9 at random evaluations. Only what ran then is evaluated again."""
     path, log = tmp_path / "run.jsonl", tmp_path / "log"
     output = output_of(KILLED, kind, method, log, path, most, kills, timeout=600)
     killed, calls = (int(output.split()[i]) for i in (-3, -1))

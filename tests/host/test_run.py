@@ -552,7 +552,7 @@ def calls_raise(error):
     ],
 )
 def test_a_mistake_ends_the_run_before_the_first_value(kind, options, most, tmp_path):
-    """Nothing of it is kept: the same call begins once the function is mended."""
+    """Nothing of it is kept: the same call begins once the function is corrected."""
     (fun, error), seen, path = MISTAKES[kind], [], tmp_path / "run.jsonl"
 
     def counted(*args):

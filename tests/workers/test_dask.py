@@ -66,13 +66,20 @@ def test_workers_in_threads_take_the_same_steps(direct):
 def test_killed_workers_change_nothing_and_messages_are_small(tmp_path):
     """Two of three are killed. Dask's nannies start other processes, which join."""
     path, run = tmp_path / "run", dask_runs.make_square(100)
-    expected, counted = reference(400, **run), []
+    expected, counted, last = reference(400, **run), [], {}
     with cluster(3) as client:
         pids = client.run(os.getpid)
 
         def callback(report):
-            counted.append(traffic(client))
-            if report.step in (6, 21):
+            found = traffic(client)
+            # From the step on in which all three have answered.
+            if (
+                counted
+                or sum(found[x][1] > last.get(x, found[x])[1] for x in found) == 3
+            ):
+                counted.append(found)
+            last.update(found)
+            if len(counted) in (12, 27):
                 os.kill(pids.popitem()[1], signal.SIGKILL)
             # The processes that follow take seconds to join.
             time.sleep(0.02)
@@ -93,7 +100,8 @@ def test_killed_workers_change_nothing_and_messages_are_small(tmp_path):
     assert len(dead) == 2 and len(result.workers) > 3
     returned = [x for name, x in result.workers.items() if name not in first]
     assert all(x.joined and x.evaluations and not x.left for x in returned)
-    for address, steps in per_step(counted[:5], result.workers).items():
+    assert len(per_step(counted[5:11], result.workers)) == 3
+    for address, steps in per_step(counted[5:11], result.workers).items():
         # The messages of several steps may be counted with the last of them.
         most = (8 * 16 + 1000) * np.arange(1, len(steps) + 1)
         assert (np.cumsum(steps, axis=0) <= most[:, None]).all(), address
@@ -113,11 +121,9 @@ def assert_soon(holds, seconds=10):
 
 def per_step(counted, workers):
     """The bytes sent and received in each step, by worker: [steps, 2]."""
-    known = {address for each in counted for address in each} & workers.keys()
-    zero = (0, 0)
-    counts = {x: [each.get(x, zero) for each in counted] for x in known}
-    # What opens a connection is in the first step.
-    return {x: np.diff(found, axis=0)[1:] for x, found in counts.items()}
+    # Connections were opened before.
+    known = workers.keys() & counted[0].keys()
+    return {x: np.diff([each[x] for each in counted], axis=0) for x in known}
 
 
 def certificates(folder):
@@ -166,7 +172,7 @@ def test_messages_are_encrypted_by_the_settings_of_dask(tmp_path):
 def test_errors_on_workers_are_those_of_the_call(tmp_path):
     run = dask_runs.make_square(3) | {"progress": False, "journal": tmp_path / "run"}
     with cluster(2) as client:
-        with pytest.raises(ValueError, match="make_fun, params") as error:
+        with pytest.raises(ValueError, match="make_fun must build the run") as error:
             zo.distribute(**run | {"make_fun": dask_runs.fails}, client=client)
         assert str(error.value).count("FileNotFoundError: checkpoint.npz") == 1
         with pytest.raises(ValueError, match=r"on tcp.*, start is .*; on tcp"):

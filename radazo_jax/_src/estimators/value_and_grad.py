@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 from jax.tree_util import Partial
 
 from radazo_jax._src import checks, programs, trees
@@ -21,6 +22,7 @@ from radazo_jax._src.contracts import (
     check_evaluator,
 )
 from radazo_jax._src.estimators import arguments, gradients
+from radazo_jax._src.evaluators.sharded import Sharded
 from radazo_jax._src.evaluators.vectorized import vectorized
 from radazo_jax._src.points import candidates
 
@@ -105,12 +107,22 @@ def value_and_grad(
 
 
 class _Estimator(NamedTuple):
-    """The parts of an estimate; in a program its loss is `Traced`."""
+    """The parts of an estimate.
+
+    Attributes:
+      loss: The loss; in a program it is `Traced`.
+      estimator: As in `value_and_grad`, like the others.
+      evaluator: As in `value_and_grad`.
+      has_aux: As in `value_and_grad`.
+      shardings: The shardings of the parameters, which the gradient gets: one for each
+        leaf, `None` if it does not lie on several devices in parts.
+    """
 
     loss: Callable[..., Any]
     estimator: GradientEstimator
     evaluator: Evaluator
     has_aux: bool
+    shardings: tuple[Any, ...] = ()
 
     def estimate(
         self, loss: Callable[[Any], Any], key: jax.Array, params: optax.Params
@@ -126,10 +138,14 @@ def _estimated(
 ) -> tuple[Any, Any]:
     """Value and gradient, by a program if all arguments are known."""
     known = not trees.is_traced((key, params, made.loss))
-    # A program does not know how its arguments are sharded, and an evaluator reads it.
-    sharded = any(map(trees.is_sharded, jax.tree.leaves((params, made.loss))))
-    if programs.are_disabled() or not known or sharded:
+    if programs.are_disabled() or not known:
         return made.estimate(made.loss, key, params)
+    if isinstance(made.evaluator, Sharded):
+        # A program does not know how its arguments are sharded.
+        made.evaluator.check_free(params, made.loss)
+    leaves = jax.tree.leaves(params)
+    held = tuple(x.sharding if trees.is_sharded(x) else None for x in leaves)
+    made = made._replace(shardings=held)
     # What JAX would change is no input of the program. Some losses need all of their
     # arguments as they are: masks, shapes.
     for is_input in (trees.is_kept, lambda _: False):
@@ -170,8 +186,21 @@ def _in_program(
 ) -> tuple[Any, list[Any], Any]:
     """Value, the arrays of aux, and gradient."""
     value, gradient = made.estimate(Partial(_at, made.loss, arrays), key, params)
+    # No compiler knows that each device needs its part of the gradient alone.
+    leaves, treedef = jax.tree.flatten(gradient)
+    pairs = zip(leaves, made.shardings, strict=True)
+    gradient = jax.tree.unflatten(treedef, [_placed(x, s) for x, s in pairs])
     value, aux = value if made.has_aux else (value, None)
     return value, trees.partition(aux, jax.Array)[0], gradient
+
+
+def _placed(x: jax.Array, sharding: Any) -> jax.Array:
+    """An array on several devices in parts, unless it has no sharding."""
+    if sharding is None:
+        return x
+    if getattr(sharding, "mesh", None) and sharding.mesh.explicit_axes:
+        return jax.sharding.reshard(x, sharding)
+    return lax.with_sharding_constraint(x, sharding)
 
 
 def _at(loss: programs.Traced, arrays: list[Any], params: optax.Params) -> Any:

@@ -40,6 +40,11 @@ class Sharded(Evaluator):
     def cache(self, points: Points) -> Points:
         return cache(points, self.batch_size)
 
+    def check_free(self, params: optax.Params, fun: Any) -> None:
+        """Raises if an array is known to be sharded over one of the axes already."""
+        arrays, _ = trees.partition(fun)
+        _check_free(self._names, {"params": params, "the arguments of fun": arrays})
+
     def evaluate(
         self,
         fun: Callable[[optax.Params], Any],

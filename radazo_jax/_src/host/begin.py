@@ -1,4 +1,4 @@
-"""What `minimize` and `ask_tell` check before a method begins."""
+"""The problem of a run on the host: checks of arguments before a method begins."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

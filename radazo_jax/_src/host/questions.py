@@ -1,4 +1,4 @@
-"""What a method asks: its generator, of which each answer is checked."""
+"""The generator of a method, and checks of the points that it asks for."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

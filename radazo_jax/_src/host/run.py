@@ -55,7 +55,7 @@ class MethodRun(Steps):
 
         Args:
           method: The method.
-          questions: What it asks.
+          questions: Its generator.
           vectors: Converts points.
           table: The table, which has begun.
           budget: The budgets, which have started.
@@ -75,7 +75,7 @@ class MethodRun(Steps):
         self.best = self.best_of()
         self._used: list[Answer] = []  # The new ones of the latest step.
         self._seconds, self._shown = 0.0, 0.0
-        # The latest answer that was read from a file, if it is to be compared.
+        # The latest answer that was read from a file, until it is compared.
         self._known: Answer | None = None
         self._compares, self._scale = path is not None, 0.0
         self._num_new, self._tells_again = 0, True

@@ -1,4 +1,4 @@
-"""What the evaluations that a run has used say: the best point, noise, failures."""
+"""The best point, the noise and the failures of the evaluations that a run uses."""
 
 import math
 from collections.abc import Callable

@@ -83,7 +83,7 @@ class Ask(NamedTuple):
         a run compares it with the best points at its end.
       again: Whether the points are evaluated even if their values are known, as noise
         requires.
-      fit: What a method of least squares knows of its fit, or `None`.
+      fit: The fit so far of a method of least squares, or `None`.
     """
 
     points: np.ndarray
@@ -99,7 +99,7 @@ class End(NamedTuple):
       params: Best point, float64, shape [d].
       value: Value at the best point.
       reason: Reason for the end, a phrase such as "a minimum was found".
-      fit: What a method of least squares knows of its fit, or `None`.
+      fit: The fit so far of a method of least squares, or `None`.
     """
 
     params: np.ndarray

@@ -118,7 +118,7 @@ class Steps(abc.ABC):
         yield from ()
 
     def close(self) -> None:
-        """Says what there is to say at the end."""
+        """Warns at the end of the run, if there is a reason."""
         return
 
     @abc.abstractmethod
@@ -202,7 +202,7 @@ def run(
 
 
 def _figures(steps: Steps) -> dict[str, str]:
-    """The figures of a run, for its progress bar."""
+    """Returns the figures of a run that its progress bar shows."""
     return {**steps.figures(), **failure_counts(steps.failures)}
 
 

@@ -274,7 +274,7 @@ class Policy(NamedTuple):
         if not steps or usable:
             return
         what = f"fun had no finite value to use in any of the run's {steps} steps."
-        raise _failed(what, last)
+        raise _failed(what, last, "continues the run")
 
     def check(
         self, failures: Failures, steps: int, limits: np.ndarray, last: str = ""
@@ -293,18 +293,18 @@ class Policy(NamedTuple):
         step = steps - 1
         if self.on_failure == "raise":
             what = f"fun failed at step {step}, and on_failure is 'raise'."
-            raise _failed(what, last)
+            raise _failed(what, last, "is the run without what failed")
         what = (
             f"fun had no finite value to use in {limits[1]} steps in a row "
             f"(max_consecutive_failures), up to step {step}."
         )
-        raise _failed(what, last)
+        raise _failed(what, last, "continues the run")
 
 
-def _failed(what: str, last: str) -> RunError:
-    """The error of a run that failures end, with the last one."""
-    cause = f" The last failure: {last.rstrip('.')}." if last else ""
-    return RunError(f"{what}{cause} The error's result is the run so far.")
+def _failed(what: str, last: str, meaning: str) -> RunError:
+    """The error of a run that failures end; `run` adds the result."""
+    cause = f" The last failure: {last}." if last else ""
+    return RunError(f"{what}{cause} The error's result {meaning}.")
 
 
 def exceeds(state: SolverState, limits: jax.Array) -> jax.Array:

@@ -1,6 +1,5 @@
 """Runs on workers that hold the model."""
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from typing import Any
@@ -169,8 +168,7 @@ def distribute(
 
 def _engine(client: Any) -> Any:
     """The engine that holds the workers of a client."""
-    needed = ("nthreads", "submit", "cancel", "as_current")
-    if all(hasattr(client, x) for x in needed) and not client.asynchronous:
+    if hasattr(client, "nthreads") and not client.asynchronous:
         return Dask(client)
     if getattr(client, "__name__", "") == "ray" and client.is_initialized():
         return Ray(client)
@@ -210,19 +208,14 @@ class Driver(loop.Steps):
         self._limits = self._policy.limits(self.failures)
 
     def take(self) -> bool:
-        fleet, start = self._fleet, time.perf_counter()
-        is_done = fleet.evaluate(self.budget.size)
+        record = self._fleet.evaluate(self.budget.size)
         self._check()
-        if is_done:
-            values, seconds = fleet.values, time.perf_counter() - start
-            failures = tuple(f"returned {x}" for x in values[~np.isfinite(values)])
-            number, checksum = len(fleet.records), fleet.checksum
-            record = Record(number, values, checksum, seconds, failures)
+        if record is not None:
             if self._file is not None:
                 self._file.append(record)
-            fleet.records.append(record)
+            self._fleet.records.append(record)
             self._count(record)
-        return is_done
+        return record is not None
 
     def _check(self) -> None:
         """Raises if too much has failed before the current step."""

@@ -1,8 +1,8 @@
 """Engines, which hold a replica of the run on each worker by their public interfaces.
 
-An engine has a pickler, `dumps`, and the four methods of `Dask`. They block, and are
-called in threads. They raise a TimeoutError after so many seconds, and another OSError
-if the worker died.
+An engine has a pickler, `dumps`, the types of errors of a worker that has died, `died`,
+and the four methods of `Dask`. They block, and are called in threads. They raise a
+TimeoutError after so many seconds.
 """
 
 import pickle
@@ -14,6 +14,8 @@ from radazo_jax._src.workers.replica import Replica
 
 class Dask:
     """Actors on the workers of a Dask client."""
+
+    died = OSError, RuntimeError
 
     def __init__(self, client: Any):
         self._client, self.dumps = client, import_module("cloudpickle").dumps
@@ -37,11 +39,8 @@ class Dask:
 
     def call(self, actor: Any, method: str, timeout: float, *args: Any) -> Any:
         """Calls a method of a replica, none of which raises."""
-        try:
-            with self._client.as_current():
-                return getattr(actor[1], method)(*args).result(timeout)
-        except RuntimeError as error:  # Dask has lost the worker before the call.
-            raise OSError(str(error)) from error
+        with self._client.as_current():
+            return getattr(actor[1], method)(*args).result(timeout)
 
     def free(self, actor: Any) -> None:
         """Frees a replica, which Dask does not do at once by itself."""
@@ -53,6 +52,7 @@ class Ray:
 
     def __init__(self, client: Any):
         self._ray, self.dumps = client, client.cloudpickle.dumps
+        self.died = client.exceptions.RayActorError
 
     def names(self) -> set[str]:
         found = set[str]()
@@ -70,10 +70,7 @@ class Ray:
         return self._ray.remote(num_cpus=0, **options)(Replica).remote(*given)
 
     def call(self, actor: Any, method: str, timeout: float, *args: Any) -> Any:
-        try:
-            return self._ray.get(getattr(actor, method).remote(*args), timeout=timeout)
-        except self._ray.exceptions.RayActorError as error:
-            raise OSError(str(error)) from error
+        return self._ray.get(getattr(actor, method).remote(*args), timeout=timeout)
 
     def free(self, actor: Any) -> None:
         self._ray.kill(actor)

@@ -19,7 +19,7 @@ from radazo_jax._src.workers.replica import Description, Reply
 _POLL = 0.1  # Seconds between looks at clocks and at Ctrl-C,
 _LOOK = 0.5  # and for workers that join or leave.
 _LAG = 8  # Steps that a worker may lack when it is asked for members.
-_CHUNK = 1000  # Steps in a message.
+_CHUNK = 50  # Steps in a message.
 _LATE, _GRACE = 3.0, 0.25  # Late is so many times as long as before, and seconds more.
 _CHECKED = 10  # Steps, in one of which two workers evaluate the same member.
 _MOST_LOST = 5  # Workers that were lost while they evaluated the same member.
@@ -96,7 +96,7 @@ class Fleet:
         self._alive_at = self._look_at = time.monotonic()
         self._workers: dict[str, Worker] = {}
         self._left_out: set[str] = set()
-        self._initial: set[str] | None = None  # Their failures end the run.
+        self._initial: set[str] = set()  # Their failures end the run.
         self._seconds = np.inf  # Duration of the last batch; of a build before.
         self._why = ""  # For which the last worker left.
         self._sums: dict[int, tuple[int, str]] = {}  # Checksums, and who has them.
@@ -111,13 +111,8 @@ class Fleet:
         failed = sum(int((~np.isfinite(x.values)).sum()) for x in records)
         self.failures = (failed, 0, 0)
 
-    @property
-    def checksum(self) -> int:
-        """The checksum of the parameters before the current step."""
-        return self._sums[len(self.records)][0]
-
-    def evaluate(self, count: int) -> bool:
-        """Finds the values of the next step; returns whether it was not interrupted.
+    def evaluate(self, count: int) -> Record | None:
+        """Returns the values of the next step, or `None` if it was interrupted.
 
         Without members, it waits for the checksums of all workers.
 
@@ -127,11 +122,10 @@ class Fleet:
         """
         self.values = np.zeros(count, self.run.line["dtype"])
         self._owners, self._known, self._lost = {}, set(), []
-        for worker in self._workers.values():
-            worker.members = []
+        begun, step = time.monotonic(), len(self.records)
 
         def complete() -> bool:
-            now, step = time.monotonic(), len(self.records)
+            now = time.monotonic()
             waits = [w for w in self._workers.values() if w.asked <= now <= w.until]
             near = [w for w in waits if step - w.step <= _LAG]
             # Two must agree, if there are two: one may have other parameters.
@@ -139,7 +133,11 @@ class Fleet:
             enough = agree or (self._known and not near)
             return bool(enough) and len(self._owners) == count
 
-        return self.until(complete)
+        if not self.until(complete):
+            return None
+        values, seconds = self.values, time.monotonic() - begun
+        failures = tuple(f"returned {x}" for x in values[~np.isfinite(values)])
+        return Record(step, values, self._sums[step][0], seconds, failures)
 
     def params(self, fetches: bool) -> Any:
         """Returns the parameters after the last step, or `None` if interrupted."""
@@ -205,7 +203,7 @@ class Fleet:
         if isinstance(names, Exception):
             raise _ended(f"client has lost its scheduler: {names!r}.")
         self._look_at = time.monotonic() + _LOOK
-        self._initial = set(names) if self._initial is None else self._initial
+        self._initial |= set() if self.run else names
         for name in self._workers.keys() - names:
             self._lose(self._workers[name], "died")
         for name in names - self._workers.keys() - self._left_out:
@@ -224,17 +222,17 @@ class Fleet:
         problem = found if isinstance(found, str) else repr(found)
         if hangs:
             problem = f"it has not built the run in {self._timeout:.3g} s (timeout)."
-        elif isinstance(found, OSError):  # If it is alive, it is asked again.
+            self._initial -= {name} if self.run else set()  # The others continue.
+        elif isinstance(found, self._engine.died):  # If it is alive, it is asked again.
             self._lose(worker, f"died while it built the run: {problem:.300}")
             return
         elif isinstance(found, Description):
+            self.run = self.run or found
             problem = self._difference(found)
         if problem:
-            ends = name in (self._initial or ()) and not (hangs and self.run)
-            self._leave_out(worker, problem, ends)
+            self._leave_out(worker, problem)
             return
-        self.run = self.run or found
-        self._initial = (self._initial or set()) - {name}
+        self._initial.discard(name)
         self.reports.setdefault(name, WorkerReport(len(self.records)))
         # It has compiled, and evaluated a batch: nobody is late before that.
         self._seconds = min(self._seconds, time.monotonic() - begun)
@@ -242,9 +240,7 @@ class Fleet:
 
     def _difference(self, built: Description) -> str:
         """A text if a worker has built another run than the first worker."""
-        if self.run is None:
-            return ""
-        first = next(iter(self.reports))
+        first = next(iter(self.reports), "")
         for name, got in built.line.items():
             if name != "device" and got != (wanted := self.run.line[name]):
                 return f"{name} is {got}; on {first} it is {wanted}."
@@ -254,20 +250,17 @@ class Fleet:
 
     def _same(self, value: Any, other: Any) -> bool:
         """Whether two values at a point are of the same function."""
-        near = trees.rounding(value)
+        near, begun = trees.rounding(value), np.abs(self.run.value)
         # Terms of the loss are rounded as if they were as large as at the start.
-        scale = near * abs(np.nan_to_num(self.run.value, posinf=0, neginf=0))
-        return bool(np.isclose(value, other, near, scale, equal_nan=True))
+        least = near * np.nan_to_num(begun, posinf=0)
+        return bool(np.isclose(value, other, near, least, equal_nan=True))
 
-    def _leave_out(self, worker: Worker, problem: str, ends: bool = False) -> None:
+    def _leave_out(self, worker: Worker, reason: str) -> None:
         """Lets a worker not join again; raises if that ends the run."""
-        text = (
-            "make_fun, params, optimizer and estimator must make the same run on every "
-            f"worker; on {worker.name}, {problem}"
-        )
-        self._lose(worker, problem)
+        text = f"make_fun must build the run on all workers; on {worker.name}, {reason}"
+        self._lose(worker, reason)
         self._left_out.add(worker.name)
-        if ends:
+        if worker.name in self._initial:
             raise ValueError(text)
         checks.warn(f"worker {worker.name} is left out: {text}")
         if not self._workers:
@@ -301,13 +294,14 @@ class Fleet:
                 continue
             # As many steps as a message has.
             part = self.records[worker.step : worker.step + _CHUNK]
-            request = worker.step, np.array([x.values for x in part]), members
+            values = np.array([record.values for record in part])
             expected = self._seconds * max(-(-len(members) // self._size), 1)
             worker.members, worker.asked = members, time.monotonic()
             worker.until = worker.asked + _LATE * expected + _GRACE
             then = functools.partial(self._answered, worker, members)
-            args = worker.actor, "answer", self._timeout + expected, *request
-            self._begin(then, self._engine.call, *args)
+            args = worker.step, values, np.array(members, np.int32)
+            limit = self._timeout + expected * max(len(part), 1)
+            self._begin(then, self._engine.call, worker.actor, "answer", limit, *args)
 
     def _shares(self, ready: list[Worker]) -> list[list[int]]:
         """The members that nobody evaluates in whole batches, for each worker."""

@@ -5,9 +5,7 @@ Nothing here depends on the engine that carries the messages.
 
 import pickle
 import sys
-import time
 import traceback
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +19,6 @@ from radazo_jax._src.runs.journal import line_of_run
 from radazo_jax._src.runs.told import Stepper, begin
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, SolverState
-
-_SECONDS = 1.0  # After which a worker that catches up says how far it is.
 
 
 class Description(NamedTuple):
@@ -63,7 +59,7 @@ class Replica:
         """Keeps a recipe, which is read if the versions are the driver's.
 
         Args:
-          versions: Versions on which the recipe depends, those of the driver.
+          versions: Versions of the driver, on which the recipe depends.
           recipe: The pickled arguments of `_built`.
         """
         self._versions, self._recipe = versions, recipe
@@ -103,7 +99,7 @@ class Replica:
         self._points = programs.of(_points, run, begun)
         # Not by its arguments: each batch of points is as large.
         self._values = programs.of(values_of, run)
-        (value,) = self.evaluate([0])
+        (value,) = self.evaluate(np.zeros(1, np.int32))
         line = line_of_run(begun, run)
         # A copy, since steps are taken in place.
         copy = Stepper(run, trees.copy(begun))
@@ -112,14 +108,14 @@ class Replica:
         return Description(line, self._stepper.names, value)
 
     def answer(
-        self, first: int, values: np.ndarray, members: Sequence[int]
+        self, first: int, values: np.ndarray, members: np.ndarray
     ) -> Reply | str:
-        """Takes steps, then evaluates. Without members, it may take a part of them.
+        """Takes steps, then evaluates.
 
         Args:
           first: The number of the first step to take.
           values: The values of the steps, [steps, n].
-          members: The numbers of the points to evaluate.
+          members: The numbers of the points to evaluate: int32, [m].
 
         Returns:
           The answer, or a text if the function or a step failed.
@@ -127,22 +123,18 @@ class Replica:
         Raises:
           RuntimeError: If this replica has taken other steps.
         """
-        stepper, until = self._stepper, time.monotonic() + _SECONDS
+        stepper, sums, numbers = self._stepper, [], []
         if stepper is None or stepper.step != first:
             raise RuntimeError(f"it has lost the run before step {first}.")
-        sums, numbers = [], []
         try:
             for row in values:
                 # The memory may have changed since the last step.
                 sums.append(trees.checksum_of(stepper.state.params))
                 numbers.append(jax.block_until_ready(stepper.tell(row)))
-                if not len(members) and time.monotonic() > until:
-                    break
             found = self.evaluate(members)
             sums.append(trees.checksum_of(stepper.state.params))
-            rows = np.array(numbers).reshape(len(numbers), len(stepper.names))
             counts = tuple(map(int, stepper.state.failures))
-            return Reply([int(x) for x in sums], rows, counts, found)
+            return Reply([int(x) for x in sums], np.array(numbers), counts, found)
         except Exception:
             return traceback.format_exc()
 
@@ -150,13 +142,13 @@ class Replica:
         """Returns the parameters after the last step."""
         return self._stepper.params
 
-    def evaluate(self, members: Sequence[int]) -> np.ndarray:
+    def evaluate(self, members: np.ndarray) -> np.ndarray:
         """Returns the values at some points of the step, [m]."""
         state, size = self._stepper.state, self._size
         values = np.empty(len(members), trees.widest(state.params))
         points = self._points(state) if len(members) else None
         for first in range(0, len(members), size):
-            some = np.array(members[first : first + size], np.int32)
+            some = members[first : first + size]
             # Each call evaluates as many points, so that one program serves all.
             padded = np.pad(some, (0, size - len(some)), mode="edge")
             found = self._values(state, points, padded)
