@@ -257,9 +257,7 @@ class Fleet:
 
     def _leave_out(self, worker: Worker, reason: str) -> None:
         """Lets a worker not join again; raises if that ends the run."""
-        text = (
-            f"make_fun must build the run on all workers; on {worker.name}, {reason}"
-        )
+        text = f"make_fun must build the run on all workers; on {worker.name}, {reason}"
         self._lose(worker, reason)
         self._left_out.add(worker.name)
         if worker.name in self._initial:
