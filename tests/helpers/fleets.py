@@ -131,6 +131,14 @@ def shown():
         yield fleets
 
 
+def assert_soon(holds, seconds=10):
+    for _ in range(20 * seconds):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise AssertionError
+
+
 class Reference(NamedTuple):
     """A run of one process."""
 

@@ -90,7 +90,7 @@ def test_killed_workers_change_nothing_and_messages_are_small(tmp_path):
             callback=callback,
             progress=False,
         )
-        assert_soon(lambda: not any(client.run(num_actors).values()))
+        fleets.assert_soon(lambda: not any(client.run(num_actors).values()))
     expected = reference(len(result.values), **run)
     assert_same(result, expected)
     fleets.assert_same_lines(path, expected)
@@ -108,14 +108,6 @@ def test_killed_workers_change_nothing_and_messages_are_small(tmp_path):
 
 def num_actors(dask_worker):
     return len(dask_worker.state.actors)
-
-
-def assert_soon(holds, seconds=10):
-    for _ in range(20 * seconds):
-        if holds():
-            return
-        time.sleep(0.05)
-    raise AssertionError
 
 
 def per_step(counted, workers):

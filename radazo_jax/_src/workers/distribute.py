@@ -153,8 +153,7 @@ def distribute(
     recipe = engine.dumps((make_fun, params, run, batch_size, data))
     with ExitStack() as stack:
         ends = stack.enter_context(loop.interruptible())
-        given = versions(), recipe
-        fleet = Fleet(engine, given, batch_size, float(timeout), ends)
+        fleet = Fleet(engine, (versions(), recipe), batch_size, float(timeout), ends)
         stack.callback(fleet.close)
         opened = nullcontext() if journal is None else Journal(journal).opened()
         file = stack.enter_context(opened)
@@ -218,8 +217,7 @@ class Driver(loop.Steps):
 
     def _check(self) -> None:
         """Raises if too much has failed before the current step."""
-        last = self.last_failure
-        self._policy.check(self.failures, self.number, self._limits, last)
+        self._policy.check(self.failures, self.number, self._limits, self.last_failure)
 
     def _count(self, record: Record) -> None:
         """Counts a step."""
@@ -236,8 +234,7 @@ class Driver(loop.Steps):
         return {"lowest": f"{self.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
 
     def report(self) -> Report:
-        records = self._fleet.records
-        return Report(len(records), records[-1].values, None, self.best, self.state)
+        return Report(self.number, self._fleet.values, None, self.best, self.state)
 
     def history(self) -> history.History:
         """The numbers of all steps so far; of the last only once workers took it."""
