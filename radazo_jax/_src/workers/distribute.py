@@ -56,8 +56,8 @@ def distribute(
     the run itself, from the values that all workers computed. In each step it evaluates
     some of the points. A message has the values of a step and the numbers of the points
     to evaluate, so that its size does not depend on the size of the model. Workers may
-    join, die and return at any step: the values of the steps before are sent to a
-    worker that joins, or it copies the state of another worker if that is faster.
+    join, die and return at any step: a worker that joins gets the values of the steps
+    before.
 
     Use it if evaluations take milliseconds or longer and the machines have no fast
     connection, or are not always there. On devices of one machine or of one cluster
@@ -73,8 +73,10 @@ def distribute(
         worker once; or `None` if `make_fun` returns a pair `(fun, params)`.
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets no `value_fn`.
       estimator: An estimator, such as `forward_difference()`.
-      client: A `distributed.Client`, not an asynchronous one. It must reach the
-        addresses of the workers.
+      client: A `distributed.Client`, not an asynchronous one; best with
+        `direct_to_workers=True`, which needs to reach the addresses of the workers. Or
+        the module `ray`, after `ray.init()`: each GPU of the cluster is a worker, and
+        each node without GPUs.
       num_steps: Number of steps; with a journal, of the whole run. By default 1000,
         also with a `target`, which may never be reached, and 2³¹ − 2 with another
         budget.
@@ -90,8 +92,8 @@ def distribute(
       bounds: As in `ask_tell`.
       batch_size: Number of points that a worker evaluates together, under `jax.vmap`.
       timeout: Seconds after which a worker that has not answered is dropped, in
-        addition to the time that it is expected to take. If no worker answers for as
-        long, the run ends. The points of a late worker go to other workers earlier.
+        addition to the time that it is expected to take. If there are no workers for
+        as long, the run ends. The points of a late worker go to others earlier.
       on_failure: "drop" or "raise", as in `minimize`.
       max_consecutive_failures: Number of steps skipped in a row that ends the run.
       journal: The path of a file on the driver's machine to which the values of each
