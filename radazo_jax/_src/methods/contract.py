@@ -102,12 +102,15 @@ class End(NamedTuple):
       value: Value at the best point.
       reason: Reason for the end, a phrase such as "a minimum was found".
       fit: What a method of least squares knows of its fit, or `None`.
+      unused: Whether a parameter changed no value wherever it was moved from the best
+        point: bool, shape [d]; or `None`. Such parameters stay at θ₀.
     """
 
     params: np.ndarray
     value: float
     reason: str
     fit: Any = None
+    unused: np.ndarray | None = None
 
 
 T = TypeVar("T")
