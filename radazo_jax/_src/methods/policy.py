@@ -40,10 +40,12 @@ from radazo_jax._src.methods.points import (
 # led nowhere.
 _WIDE, _ACROSS, _NARROW = 0.3, 0.1, 0.03
 
+# Ends of slopes with nothing lower nearby.
+_FOUND = Reason.MINIMUM, Reason.SETTLED, Reason.FLAT
+
 # The first step sizes after ends of slopes; `_ACROSS` after any other.
 _WIDTHS: dict[str, float] = {
-    Reason.MINIMUM: _WIDE,
-    Reason.FLAT: _WIDE,
+    **dict.fromkeys(_FOUND, _WIDE),
     Reason.NOWHERE: _NARROW,
 }
 
@@ -275,7 +277,7 @@ def _run(method: Untuned, start: Start, value: float, near: float) -> Steps:
             sigma = _WIDTHS.get(best.reason, _ACROSS)
         if best.reason == Reason.WITHIN:
             return best
-        if best.reason in (Reason.MINIMUM, Reason.FLAT):
+        if best.reason in _FOUND:
             limit = best.value - plan.resolved(best.value, value)
             # At a saddle or on a plateau slopes are as small as at a minimum.
             moved = before - best.value > _LITTLE * abs(before)
@@ -479,9 +481,9 @@ def _search(
     if best.reason in _UNMOVED or watch.fails:
         return best, plan
     if origin is not None and (left > 0 or watch.is_far):
-        surely = best.reason == Reason.MINIMUM or watch.is_far
+        surely = best.reason in _FOUND or watch.is_far
         best, plan = yield from _from_origin(method, start, plan, best, origin, surely)
-    if best.reason not in (Reason.MINIMUM, *_UNMOVED):
+    if best.reason not in (Reason.MINIMUM, Reason.SETTLED, *_UNMOVED):
         start.report(MOVES, best.reason)
         units = method.sizes(start, best.params)
         units = units if plan.sizes is None else plan.sizes
