@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from radazo_jax._src.runs.vectors import Vectors
 
 import radazo_jax as zo
+from radazo_jax._src.host.vectors import Vectors
 from radazo_jax._src.methods import grid
 from radazo_jax._src.methods.contract import Box
 from tests.helpers.driver import drive

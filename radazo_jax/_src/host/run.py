@@ -133,6 +133,12 @@ class MethodRun(Steps):
         end = self._questions.end
         return self._questions.asked.fit if end is None else end.fit
 
+    @property
+    def unused(self) -> tuple[str, ...]:
+        end = self._questions.end
+        found = () if end is None or end.unused is None else np.flatnonzero(end.unused)
+        return tuple(self._vectors.name(int(i)) for i in found)
+
     def best_of(self) -> Best:
         """The best point, in arrays that nobody else has."""
         number, point, value, info, count = self._confirmed or self._tally.best

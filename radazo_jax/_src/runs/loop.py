@@ -96,6 +96,11 @@ class Steps(abc.ABC):
         """The fit of a method of least squares."""
         return None
 
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The names of parameters that changed no value."""
+        return ()
+
     def ended(self) -> str:
         """Returns what a run that ended by itself is called, else an empty text."""
         return ""
@@ -306,6 +311,7 @@ def _result(
         learning_rate=rate,
         evaluations=steps.evaluations,
         fit=steps.fit,
+        unused=steps.unused,
     )
 
 

@@ -89,6 +89,7 @@ class Result(NamedTuple):
         the journal; otherwise `None`.
       evaluations: The table of all evaluations of `minimize`; otherwise `None`.
       fit: The fit of a method of least squares; otherwise `None`.
+      unused: Names of parameters that changed no value wherever the method moved them.
     """
 
     params: optax.Params
@@ -105,6 +106,7 @@ class Result(NamedTuple):
     learning_rate: LearningRate | None = None
     evaluations: Any = None
     fit: Any = None
+    unused: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         fields = {
@@ -121,6 +123,8 @@ class Result(NamedTuple):
             fields["stages"] = ", then ".join(stage.method for stage in self.stages)
         if self.reason:
             fields["reason"] = repr(self.reason)
+        if self.unused:
+            fields["unused"] = shown.names(self.unused)
         if self.workers:
             fields["workers"] = shown.names(list(self.workers))
         if self.learning_rate is not None:
