@@ -102,16 +102,17 @@ def test_any_sequence_of_budgets_gives_the_result_of_the_last(case, memory, tmp_
 
 
 class Comparing:
-    """A function with the noise that the rows of a file have.
+    """A function whose noise is that of the rows of a file.
 
-    So the one evaluation of a known point, which is no row, changes no other.
+    So the one evaluation of a known point, the first call of all, changes no other.
     """
 
     def __init__(self, fun, path):
-        self.fun, self.path = fun, path
+        self.fun, self.path, self.count = fun, path, 0
 
     def __call__(self, x):
-        if self.fun.noise:
+        self.count += 1
+        if self.fun.noise and self.count <= 2:
             self.fun.counts.clear()
             known = Evaluations.from_journal(self.path).points
             self.fun.counts.update(row.tobytes() for row in known)
