@@ -545,7 +545,7 @@ def test_a_noisy_target_is_met_by_a_mean():
 
 def test_a_lucky_value_does_not_ask_for_its_step_again():
     """The points of a step keep their first values if the target was not met."""
-    got, values = [], iter([5.0, 6.0, *[1.0, -1.0, 2.0, 3.0], *[9.0] * 40])
+    got, values = [], iter([5.0, 6.0, *[1.0, -1.0, 2.0, -3.0], *[9.0] * 40])
 
     def method(start):
         yield start.params[None].repeat(2, 0)
@@ -554,7 +554,8 @@ def test_a_lucky_value_does_not_ask_for_its_step_again():
         return End(start.params, 0.0, "two steps were taken")
 
     result = run(lambda x: next(values), method, target=-0.5)
-    # Four further values at the best point are 2, 3, 9 and 9.
+    # Four further values at the best point are 2, -3, 9 and 9, whatever the target.
+    assert result.history.evaluations[:3].tolist() == [2, 6, 2]
     assert got == [1.0, -1.0, 9.0, 9.0] and result.stopped == "converged"
 
 
