@@ -102,16 +102,17 @@ def test_any_sequence_of_budgets_gives_the_result_of_the_last(case, memory, tmp_
 
 
 class Comparing:
-    """A function with the noise that the rows of a file have.
+    """A function whose noise is that of the rows of a file.
 
-    So the one evaluation of a known point, which is no row, changes no other.
+    So the one evaluation of a known point, the first call of all, changes no other.
     """
 
     def __init__(self, fun, path):
-        self.fun, self.path = fun, path
+        self.fun, self.path, self.count = fun, path, 0
 
     def __call__(self, x):
-        if self.fun.noise:
+        self.count += 1
+        if self.fun.noise and self.count <= 2:
             self.fun.counts.clear()
             known = Evaluations.from_journal(self.path).points
             self.fun.counts.update(row.tobytes() for row in known)
@@ -310,22 +311,21 @@ def test_a_point_that_fails_again_is_not_tried_a_third_time(memory, tmp_path):
 # --- Killed -----------------------------------------------------------------------
 
 KILLED = """
-import os, signal, sys, threading, warnings
+import os, signal, sys, warnings
 warnings.simplefilter("ignore")
 import numpy as np, radazo_jax as zo
 from concurrent.futures import ThreadPoolExecutor
 
 kind, method, log, path, most, kills = sys.argv[1:]
-lock = threading.Lock()
 
 def fun(x, log=log, kind=kind):
     import os, signal, time, numpy as np
-    # A line is written at the beginning of a call, and its end is the file's own.
     with open(log, "a") as file:
         file.write("call\\n")
     calls = sum(1 for _ in open(log)) - int(open(log + ".before").read())
-    if calls == int(open(log + ".kill").read()):
-        os.kill(os.getppid() if kind == "workers" else os.getpid(), signal.SIGKILL)
+    run = int(open(log + ".pid").read())
+    if calls >= int(open(log + ".kill").read()) and run in (os.getpid(), os.getppid()):
+        os.kill(run, signal.SIGKILL)
     if kind != "turn":
         time.sleep(0.01)
     return float(np.sum((x - 0.3) ** 2) + np.sum(np.sin(9 * x) ** 2))
@@ -345,9 +345,11 @@ while True:
     with open(log + ".before", "w") as file:
         file.write(str(sum(1 for _ in open(log))))
     with open(log + ".kill", "w") as file:
-        file.write(str(int(rng.integers(2, 9)) if left else -1))
+        file.write(str(int(rng.integers(2, 9)) if left else 10**6))
     child = os.fork()  # JAX has not begun here.
     if not child:
+        with open(log + ".pid", "w") as file:
+            file.write(str(os.getpid()))
         run()
         os._exit(0)
     _, status = os.waitpid(child, 0)
@@ -387,8 +389,8 @@ def test_a_run_that_is_killed_anywhere_is_the_undisturbed_run(
     if kind == "turn":
         np.testing.assert_array_equal(found.points, expected.points)
         np.testing.assert_array_equal(found.values, expected.values)
-    # Two run at once, and each call that continues compares one point.
-    assert calls <= most + kills * (2 if kind == "turn" else 3)
+    # Two run at once, a value may have just arrived, and each call compares a point.
+    assert calls <= most + kills * (2 if kind == "turn" else 4)
 
 
 def test_a_file_that_ends_anywhere_continues(tmp_path):

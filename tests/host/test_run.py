@@ -4,6 +4,8 @@ import copy
 import itertools
 import pickle
 import re
+import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -466,6 +468,44 @@ def test_a_point_is_evaluated_once_unless_a_method_asks_twice(name):
     assert again <= {"untuned": 2, "slopes": 1, "repeating": 300}.get(name, 0)
 
 
+def test_retries_of_a_point_are_a_row():
+    def flaky(x):
+        if count[0] % 3 == 2:
+            count[0] += 1
+            raise OSError("no answer")
+        count[0] += 1
+        return ripples(x)
+
+    count = [0]
+    found = run(flaky, retries=1, max_evaluations=40)
+    assert_same(found, run(ripples, max_evaluations=40))
+    assert count[0] > 50 and len(found.evaluations) == 40
+
+
+def test_a_point_that_hangs_has_failed_and_its_later_value_is_dropped():
+    """The other points of its step have their values, and those that follow."""
+
+    def hangs(x):
+        if next(count) == 3:
+            late.wait(20)
+        return ripples(x)
+
+    def callback(report):
+        if report.step == 2:
+            late.set()
+            time.sleep(0.3)
+
+    count, late = itertools.count(), threading.Event()
+    options = {"method": METHODS["custom"], "max_evaluations": 16}
+    make = lambda: ThreadPoolExecutor(1)  # noqa: E731
+    result = run(hangs, executor=make, timeout=0.5, callback=callback, **options)
+    expected = Function()
+    expected.fun = lambda x: np.nan if len(expected.calls) == 4 else ripples(x)
+    assert_same(result, run(expected, **options))
+    failures = result.evaluations.failures
+    assert failures[3] == "no result within 0.5 s" and not any(np.delete(failures, 3))
+
+
 # --- Noise ------------------------------------------------------------------------
 
 
@@ -505,7 +545,7 @@ def test_a_noisy_target_is_met_by_a_mean():
 
 def test_a_lucky_value_does_not_ask_for_its_step_again():
     """The points of a step keep their first values if the target was not met."""
-    got, values = [], iter([5.0, 6.0, *[1.0, -1.0, 2.0, 3.0], *[9.0] * 40])
+    got, values = [], iter([5.0, 6.0, *[1.0, -1.0, 2.0, -3.0], *[9.0] * 40])
 
     def method(start):
         yield start.params[None].repeat(2, 0)
@@ -514,7 +554,8 @@ def test_a_lucky_value_does_not_ask_for_its_step_again():
         return End(start.params, 0.0, "two steps were taken")
 
     result = run(lambda x: next(values), method, target=-0.5)
-    # Four further values at the best point are 2, 3, 9 and 9.
+    # Four further values at the best point are 2, -3, 9 and 9, whatever the target.
+    assert result.history.evaluations[:3].tolist() == [2, 6, 2]
     assert got == [1.0, -1.0, 9.0, 9.0] and result.stopped == "converged"
 
 

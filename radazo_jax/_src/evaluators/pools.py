@@ -188,24 +188,29 @@ class Pool:
         results: list[Any] = [None] * len(points)
         running: dict[Any, int] = {}
         done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        since = time.monotonic()
+        since, ends = time.monotonic(), False
         poll = _POLL if self._timeout is None else min(_POLL, self._timeout)
         while waiting or running:
             self._submit_some(waiting, results, running, done)
             with contextlib.suppress(queue.Empty):
                 future = done.get(timeout=poll) if running else None
                 while future is not None:
-                    i, since = running.pop(future), time.monotonic()
-                    results[i] = self._result(future)
-                    if not isinstance(results[i], _Lost) and passed(i, results[i]):
-                        waiting.clear()
+                    if future in running:  # It was not cancelled.
+                        i, since = running.pop(future), time.monotonic()
+                        results[i] = self._result(future)
+                        if not isinstance(results[i], _Lost) and passed(i, results[i]):
+                            waiting.clear()
                     future = done.get_nowait()
-            if self._interrupted():
-                self._hanging |= {future for future in running if not future.cancel()}
-                return None
+            if self._interrupted() and not ends:
+                # What runs is waited for, unless Ctrl-C is pressed again.
+                ends = True
+                waiting.clear()
+                running = {x: i for x, i in running.items() if not x.cancel()}
+                self._hanging |= running.keys()
             if self._timeout is not None and time.monotonic() - since >= self._timeout:
-                return self._hung(results, running, waiting, passed)
-        return results
+                found = self._hung(results, running, waiting, passed)
+                return None if ends else found
+        return None if ends else results
 
     def _submit_some(
         self,

@@ -83,6 +83,7 @@ class MethodRun(Steps):
         self._told: set[bool] = set()  # The kinds of failures that were warned of.
         self._length: tuple[int, ...] = ()  # The number of residuals.
         self._error: BaseException | None = None
+        self._target = -np.inf  # No point is evaluated after such a value.
         self._is_interrupted = False
 
     still = (
@@ -231,6 +232,7 @@ class MethodRun(Steps):
         """Answers questions, and counts the values that are used."""
         if target is None:
             target = float(self.budget.progress.target)
+        self._target = target
         answers = self._answers.answered(questions, most, target)
         new = [x for x in answers if x.is_new]
         self.budget.evaluations += len(new)
@@ -304,7 +306,7 @@ class MethodRun(Steps):
         fails = bool(reply.problem) and self._policy.on_failure == "raise"
         if fails or self._error is not None or self.budget.seconds_left() <= 0:
             return True
-        return self._tally.value_of(row) <= float(self.budget.progress.target)
+        return self._tally.value_of(row) <= self._target
 
     def _of_one_length(self, reply: Reply) -> Reply:
         """A reply, which is a mistake if it has another number of residuals."""

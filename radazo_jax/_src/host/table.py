@@ -37,9 +37,9 @@ _COMPARED = {
     "params": "params",
     "start": "the start",
     "key": "the key",
+    "step": "the step",
     "lower": "the lower bound",
     "upper": "the upper bound",
-    "step": "the step",
     "residuals": "whether fun returns residuals",
 }
 
