@@ -48,7 +48,7 @@ def chat(
     config.read(folder)  # Its errors come before errors of larger files.
     tokenizer = tokenizers.load(folder)
     stop = tuple(sorted(chat_template.ends(folder, tokenizer)))
-    render = chat_template.conversation(folder)
+    template = chat_template.load(folder)
     loaded = load.load(folder, dtype=dtype or config.default_dtype())
     if adapters is not None:
         of_peft.load(loaded, adapters)
@@ -70,9 +70,8 @@ def chat(
         if not line.strip():
             return
         turns.append({"role": "user", "content": line.strip()})
-        [text] = render([turns])
-        # A template puts special tokens itself.
-        plain = text == "\n".join(turn["content"] for turn in turns)
+        [(text, _)] = template.render([chat_template.Chat(turns)])
+        plain = template.source is None  # A template puts special tokens itself.
         turns.append({"role": "assistant", "content": say(text, plain).strip()})
 
 

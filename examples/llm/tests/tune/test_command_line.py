@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,6 +57,25 @@ def test_one_command_starts_a_run_and_resumes_it(job, tmp_path, capsys):
     assert steps == ["0", "10", "20", "30", "40"]
     lines = metrics(tmp_path / "run")
     assert [line["step"] for line in lines if "loss" in line] == list(range(40))
+
+
+def test_a_template_names_the_time_of_the_first_start(job, tmp_path):
+    """A run resumes at another time with the same texts."""
+    model = tmp_path / "model"
+    shutil.copytree(job, model)
+    template = (
+        "{{ strftime_now('%S%f') }}{% for m in messages %}{{ m.content }}</s>"
+        "{% endfor %}"
+    )
+    (model / "chat_template.jinja").write_text(template, "utf-8")
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for name in ("train", "dev"):
+        row = json.dumps({"messages": turns}) + "\n"
+        (tmp_path / f"{name}.jsonl").write_text(row * 4, "utf-8")
+    options = ("--resume", "--model", model, "--data", tmp_path, "--objective", "auto")
+    for steps in (1, 2):
+        tiny.command(*_arguments(job, tmp_path / "run", *options, "--steps", steps))
+    assert len([x for x in metrics(tmp_path / "run") if "loss" in x]) == 2
 
 
 def test_a_diverged_run_has_a_status_of_its_own(job, tmp_path, capsys):
