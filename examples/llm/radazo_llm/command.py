@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from radazo_llm.exits import Commands
+from radazo_llm.exits import Commands, tell
 from radazo_llm.options import (
     CONFIG,
     FILE,
@@ -147,7 +147,7 @@ def tune(folder: Path, dry_run: bool, **options: Any) -> None:
 
     settings, source = _taken(TUNE, options, folder)
     if dry_run:
-        print(source.shown(find.model(options["model"])))
+        tell(source.shown(find.model(options["model"])))
         return
     command.tune(settings, source=source, to=_exports(options), **options)
 

@@ -101,6 +101,11 @@ def examples(number, sequences, seed=0):
 
 
 TRAIN, DEV = examples(20, 1), examples(20, 1, seed=1)
+# With one candidate each, whose tokens are scored.
+ONE = TRAIN._replace(
+    **{name: getattr(TRAIN, name)[:, :1] for name in ("positions", "targets", "mask")},
+    label=np.zeros_like(TRAIN.label),
+)
 
 
 def run(job, folder, settings=SETTINGS, splits=(TRAIN, DEV), start=None, **options):

@@ -24,6 +24,7 @@ from radazo_llm.tune.batches import bounds, buckets, chunks, draw
 from radazo_llm.tune.loss import evaluate, loss_fn
 
 NAMES = ("train", "dev", "test")
+_TRAIN_ROWS = 64  # Of those to train on, an evaluation measures so many.
 
 
 class Parts(NamedTuple):
@@ -148,8 +149,8 @@ def tuned(
     parts = parts_of(settings, model, start)
     if start is not None:
         identity["--adapters"] = checksum(parts.params)
-    # Of each bucket, so many that they are as many as an evaluation measures.
-    share = min(settings.eval_examples / number, 1.0)
+    # A few of each bucket: an evaluation is for the examples that are held out.
+    share = min(min(settings.eval_examples, _TRAIN_ROWS) / number, 1.0)
     measured = data | {"train": [_some(part, share) for part in data["train"]]}
     counts = tuple(len(part.label) for part in data["train"])
     job = Job(

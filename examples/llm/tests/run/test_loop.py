@@ -11,7 +11,7 @@ import pytest
 
 import radazo_jax as zo
 from radazo_llm.run import log as logs
-from radazo_llm.run import usage
+from radazo_llm.run import session, usage
 from radazo_llm.run.log import Log
 
 from .. import tiny
@@ -157,6 +157,44 @@ def test_the_best_evaluation_of_a_diverged_run_is_named(tmp_path):
             log.evaluation(step, {"dev_loss": loss})
         with pytest.raises(FloatingPointError, match="--resume --steps 10 exports"):
             log.evaluation(30, {"dev_loss": float("inf")})
+
+
+def test_a_run_that_ends_worse_than_it_began_says_so(job, tmp_path, capsys):
+    settings = dataclasses.replace(
+        SETTINGS, learning_rate=3.0, objective="language_model", num_steps=8
+    )
+    rows = run(job, tmp_path, settings, splits=(tiny.ONE, tiny.ONE))
+    losses = {row["step"]: row["dev_loss"] for row in rows}
+    assert losses[8] > losses[0]
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith(
+        f"The tuned model is worse than the untuned one: loss on dev {losses[8]:.4f}, "
+        f"untuned {losses[0]:.4f}. "
+    )
+    record = json.loads((tmp_path / "result.json").read_text("utf-8"))
+    best = min(losses, key=losses.get)
+    assert record["worse"] and record["note"].strip() == last
+    assert (record["best_step"], record["best"]) == (best, losses[best])
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "best", "words"),
+    [
+        ([0.83, 0.9, 0.67], 2, "at step 2, 90.0%: the same command with --resume --st"),
+        ([0.83, 0.5, 0.67], 0, "No evaluation was better. Give a smaller --learning-r"),
+        ([0.83, 0.9, 0.83], 2, ""),
+        ([None, 0.9, 0.67], 2, ""),
+    ],
+)
+def test_the_best_evaluation_of_a_worse_run_is_named(accuracies, best, words):
+    rows = [
+        {"step": 2 * i, "dev_accuracy": x, "dev_loss": 1.0}
+        for i, x in enumerate(accuracies)
+        if x is not None
+    ]
+    found = session.verdict(rows)
+    assert found["best_step"] == best and words in found["note"]
+    assert found["worse"] == bool(words)
 
 
 def test_a_measured_rate_is_kept(job, tmp_path, monkeypatch, capsys):

@@ -78,6 +78,15 @@ def test_a_template_names_the_time_of_the_first_start(job, tmp_path):
     assert len([x for x in metrics(tmp_path / "run") if "loss" in x]) == 2
 
 
+def test_a_dry_run_may_be_cut_by_its_reader(job, tmp_path):
+    """As by `| head`, whose end of the pipe is closed."""
+    command = [sys.executable, "-m", "radazo_llm", *_arguments(job, tmp_path / "run")]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": ROOT}
+    with subprocess.Popen([*command, "--dry-run"], **options) as running:
+        running.stdout.close()
+        assert (running.stderr.read(), running.wait()) == (b"", 0)
+
+
 def test_a_diverged_run_has_a_status_of_its_own(job, tmp_path, capsys):
     arguments = _arguments(job, tmp_path, "--steps", 1, "--learning-rate", 1e30)
     line = tiny.refused(capsys, *arguments, status=1)
