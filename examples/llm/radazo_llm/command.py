@@ -88,10 +88,10 @@ def _run(name: str) -> Decorator:
         ),
         option(
             OPTIONS,
-            "--wandb",
-            is_flag=True,
-            help="Send the metrics to Weights & Biases too, to the project "
-            "WANDB_PROJECT.",
+            "--report",
+            metavar="NAME",
+            help="A function that gets the numbers of each step, report(step, values), "
+            "as file.py:function or package.module:function.",
         ),
         option(
             OPTIONS,
@@ -150,40 +150,6 @@ def tune(folder: Path, dry_run: bool, **options: Any) -> None:
         tell(source.shown(find.model(options["model"])))
         return
     command.tune(settings, source=source, to=_exports(options), **options)
-
-
-@radazo_llm.command(cls=Command)
-@MODEL
-@option(DATA, "--data", "folder", type=FOLDER, help="As for tune.")
-@option(
-    DATA,
-    "--length",
-    type=click.IntRange(1),
-    default=128,
-    show_default=True,
-    help="Tokens of an example, without --data.",
-)
-@option(
-    DATA,
-    "--examples",
-    type=click.IntRange(1),
-    default=1500,
-    show_default=True,
-    help="To train on and to evaluate, without --data.",
-)
-@option(EXPORT, "--export-merged", "merged", is_flag=True, help="Count its disk.")
-@CONFIG
-@DTYPE
-@settings_of(TUNE)
-def plan(folder: Path | None, **options: Any) -> None:
-    """Prints the memory, the disk and the time that `tune` takes here.
-
-    Some steps run on a model of noise. No weights are read.
-    """
-    from radazo_llm.tune.plan import plan
-
-    settings, source = _taken(TUNE, options, folder)
-    plan(settings, source=source, **options)
 
 
 @radazo_llm.command(cls=Command)
@@ -264,10 +230,10 @@ def _exports(options: dict[str, Any]) -> dict[str, Path | None]:
     return {name: options.pop(name) for name in names}
 
 
-def _taken(command: str, options: dict[str, Any], folder: Path | None) -> Any:
-    """Takes the settings out of the options, and the user's file, if there is one."""
+def _taken(command: str, options: dict[str, Any], folder: Path) -> Any:
+    """Takes the settings out of the options, with the user's file."""
     from radazo_llm.examples.splits import Own
 
     names = [field.name for field in fields(command)]
     settings = Settings.of(command, **{name: options.pop(name) for name in names})
-    return settings, None if folder is None else Own(folder, settings)
+    return settings, Own(folder, settings)

@@ -99,11 +99,12 @@ def _same(text: str, right: Any) -> bool:
     return given == wanted
 
 
-def load(name: str) -> RewardFunction:
+def load(name: str, what: str = "reward") -> RewardFunction:
     """A function by its name.
 
     Args:
       name: A name in `FUNCTIONS`, file.py:function, or package.module:function.
+      what: What the function is, for messages.
 
     Raises:
       ValueError: If there is none.
@@ -116,12 +117,12 @@ def load(name: str) -> RewardFunction:
     except (Exception, SystemExit) as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
-            f"reward must be one of {', '.join(FUNCTIONS)}, file.py:function, or "
+            f"{what} must be one of {', '.join(FUNCTIONS)}, file.py:function, or "
             "package.module:function of a module that can be imported; got "
             f"{name!r} ({text:.100})."
         ) from None
     if not callable(found):
-        raise ValueError(f"reward {name!r} must be a function; got {found!r:.80}.")
+        raise ValueError(f"{what} {name!r} must be a function; got {found!r:.80}.")
     return found
 
 

@@ -11,8 +11,9 @@ from tabulate import tabulate
 from radazo_llm.formats import config, load
 from radazo_llm.models import quantization
 from radazo_llm.models.model import LanguageModel
-from radazo_llm.run import exports, folder, rate, tracking
-from radazo_llm.run.log import Log, picture
+from radazo_llm.reward import functions
+from radazo_llm.run import exports, folder, rate
+from radazo_llm.run.log import Log
 from radazo_llm.run.loop import run
 from radazo_llm.settings import Settings, fields
 
@@ -36,7 +37,7 @@ def execute(
     resume: bool = False,
     eval_first: bool = True,
     workers: str | None = None,
-    wandb: bool = False,
+    report: str | None = None,
 ) -> list[dict[str, Any]]:
     """Runs, and exports what was tuned.
 
@@ -52,12 +53,13 @@ def execute(
       resume: Whether to continue the run in the folder.
       eval_first: Whether to measure before the first step.
       workers: The address of a scheduler, or a number of processes.
-      wandb: Whether the metrics go to Weights & Biases too.
+      report: The name of a function that gets the numbers of each step.
 
     Returns:
       The evaluations.
     """
     dtype = dtype or config.default_dtype()
+    send = functions.load(report, "--report") if report else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.locked(output))
         folder.check_free(output, resume)
@@ -75,10 +77,7 @@ def execute(
             found = rate.measured(settings, job.fun, job.params, job.sample)
             begun = begun._replace(measured=found)
             folder.write(output, about, begun)
-        send = stack.enter_context(tracking.on_wandb(output, about)) if wandb else None
-        log = stack.enter_context(
-            Log(output, begun.done, settings.num_steps, send=send)
-        )
+        log = stack.enter_context(Log(output, begun.done, settings.num_steps, send))
         params = run(
             settings,
             job,
@@ -93,8 +92,7 @@ def execute(
         rows = log.evaluations()
         print(tabulate(list(map(_shown, rows)), headers="keys", floatfmt=".4f"))
         print(summary(rows))
-        picture(output)
-        print(f"\nMetrics, their picture and the journal are in {output}.")
+        print(f"\nMetrics and the journal are in {output}.")
         to = exports.by_default(settings, output, to)
         exports.write(parts.model(params), model, path, to)
         found = verdict(rows)

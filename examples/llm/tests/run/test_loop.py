@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_llm.run import log as logs
 from radazo_llm.run import session, usage
 from radazo_llm.run.log import Log
 
@@ -41,8 +40,6 @@ def test_the_files_of_a_run(uncut):
     assert [line["step"] for line in evaluations] == [0, 4, 8, 12]
     steps = [line["step"] for line in lines]
     assert steps == sorted(steps)
-    assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
-    assert (folder / logs.PICTURE).stat().st_size > 1000
     assert (folder / "journal.jsonl").stat().st_size < 1000 + 12 * 200
 
 
@@ -268,25 +265,30 @@ def test_rates_of_a_run_that_goes_on():
     assert constant.rates(0.1, [3])[-1] < 0.1, "A measured rate falls."
 
 
-def test_memory_is_that_of_the_container(tmp_path, monkeypatch):
-    limit, used = tmp_path / "max", tmp_path / "current"
-    limit.write_text(f"{300 * usage.MIB}\n", "utf-8")
-    used.write_text(f"{200 * usage.MIB}\n", "utf-8")
-    monkeypatch.setattr(usage, "_GROUPS", ((str(limit), str(used)),))
-    assert usage.available() == 100 * usage.MIB
-    text = usage.memory(SETTINGS)
-    assert "and 100 MiB are free." in text
-    used.write_text(f"{299 * usage.MIB}\n", "utf-8")
-    assert "If it runs out, try --quantize int8" in usage.memory(SETTINGS)
-    limit.write_text("max\n", "utf-8")
-    assert usage.available() > 100 * usage.MIB
-    assert usage.peak() > 50 * usage.MIB
+def test_what_a_run_takes_is_told(tmp_path):
     for seconds, shown in (
-        (50, "50 seconds"),
-        (600, "10 minutes"),
-        (9000, "2.5 hours"),
+        (50, "about 50 seconds"),
+        (600, "about 10 minutes"),
+        (9000, "about 2.5 hours"),
     ):
-        assert usage.duration(seconds) == f"about {shown}"
+        text = usage.told(seconds / 10, 10, tmp_path)
+        assert f"s: {shown} for 10 more steps, without evaluations. Memory: " in text
+    assert usage.peak() > 50 * usage.MIB
+
+
+def test_a_function_gets_the_numbers_of_a_run(job, tmp_path):
+    file, to = tmp_path / "mine.py", tmp_path / "out"
+    lines = "def report(*given):", f"    with open({str(to)!r}, 'a') as file:"
+    lines += "        print(*given, file=file)", "def broken(step, values): 1 / 0\n"
+    file.write_text("\n".join(lines), "utf-8")
+    short = dataclasses.replace(SETTINGS, num_steps=1)
+    run(job, tmp_path / "run", short, report=f"{file}:report")
+    found = to.read_text("utf-8").splitlines()
+    expected = [f"{row.pop('step')} {row}" for row in metrics(tmp_path / "run")]
+    assert found == expected
+    for name, message in (("none", "--report must be"), ("broken", "ZeroDivisionErr")):
+        with pytest.raises(ValueError, match=message):
+            run(job, tmp_path / name, short, report=f"{file}:{name}")
 
 
 @pytest.mark.slow
