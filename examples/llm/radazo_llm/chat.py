@@ -84,8 +84,7 @@ def replied(
     stop: tuple[int, ...],
 ) -> list[int]:
     """The tokens of a reply to some tokens, fewer if the model has no positions."""
-    before = 0 if model.prompt is None else len(model.prompt)
-    room = model.config.max_position_embeddings - before
+    room = model.config.max_position_embeddings
     rounded = -(-len(tokens) // _MULTIPLE) * _MULTIPLE
     width = max(len(tokens), min(rounded, room - number))  # Padding takes positions.
     if not 0 < len(tokens) < room or max(tokens) >= model.config.vocab_size:

@@ -97,7 +97,7 @@ def _run(name: str) -> Decorator:
             OPTIONS,
             "--adapters",
             type=FOLDER,
-            help="Adapters or a soft prompt to start from, of an earlier run or peft.",
+            help="Adapters to start from, of an earlier run or peft.",
         ),
         option(
             EXPORT, "--export-adapters", type=FOLDER, help="What was tuned, for peft."

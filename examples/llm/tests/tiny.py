@@ -35,7 +35,6 @@ SETTINGS = Settings(
     eval_every=4,
     eval_batch_size=5,
     lora_rank=2,
-    prompt_length=2,
 )
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 TOKENS = np.arange(20, dtype=np.int32).reshape(2, 10)

@@ -174,8 +174,7 @@ class Own:
         """
         divided, texts, special = self.texts(model)
         about, tokenizer = config.read(model), tokenizers.load(model)
-        before = self.settings.prompt_length if self.settings.tune == "prompt" else 0
-        longest = tokens.longest(about.max_position_embeddings, before)
+        longest = about.max_position_embeddings
         batches, parts = [], []
         for name, examples in texts.items():
             _check_numbers(examples)

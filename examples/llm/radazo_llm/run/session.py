@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 from tabulate import tabulate
 
 from radazo_llm.formats import config, load
@@ -105,14 +104,9 @@ def execute(
 def loaded(settings: Settings, path: Path, dtype: str) -> LanguageModel:
     """Loads and describes the model."""
     kept = settings.quantize == "file"
-    # A model that will be quantized may be too large for its device.
-    device = jax.local_devices(backend="cpu" if settings.quantized else None)[0]
-    with jax.default_device(device):
-        model = load.load(path, dtype=dtype, keep_blocks=kept)
-    if settings.quantized:
-        notes = quantization.blocks_notes if kept else quantization.notes
-        for note in notes(model):
-            print(note)
+    model = load.load(path, dtype=dtype, keep_blocks=kept)
+    for note in quantization.blocks_notes(model) if kept else ():
+        print(note)
     parameters = quantization.num_parameters(model)
     print(
         f"{path.name}: {parameters / 1e6:.1f} million parameters, "

@@ -36,7 +36,7 @@ def tune(
       source: The examples, `splits.Own`.
       output: The folder of the run.
       dtype: The dtype of the model; by default, of the present backend.
-      adapters: The folder of adapters or of a prompt to start from.
+      adapters: The folder of adapters to start from.
       metrics: Reward functions of what the model writes, which are measured too.
       workers: The address of a scheduler, or a number of processes.
       resume: Whether to continue the run in the folder.

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from radazo_llm.examples.tokens import Batch
 from radazo_llm.formats import adapters
-from radazo_llm.models import lora, quantization
+from radazo_llm.models import lora
 from radazo_llm.models.model import LanguageModel
 from radazo_llm.run.folder import checksum
 from radazo_llm.run.loop import Job
@@ -48,33 +48,24 @@ class Parts(NamedTuple):
 def parts_of(
     settings: Settings, model: LanguageModel, start: Path | None = None
 ) -> Parts:
-    """Quantizes the model, adds adapters or a prompt, and divides it. It is consumed.
+    """Adds adapters to the model, and divides it. It is consumed.
 
     Args:
       settings: The settings of the run.
       model: The model.
-      start: The folder of adapters or a prompt to start from.
+      start: The folder of adapters to start from.
     """
     rngs = nnx.Rngs(jax.random.key(settings.seed))
-    if settings.quantize == "file" and settings.tune == "scales":
-        quantization.widen_scales(model)
-    elif settings.quantize in ("int8", "int4"):
-        scale_dtype = jnp.float32 if settings.tune == "scales" else model.dtype
-        quantization.quantize(model, settings.quantize, scale_dtype)
     if start is not None:
-        adapters.load(model, start)
-        kind = "prompt" if model.prompt is not None else "lora"
-        if settings.tune != kind:
+        if settings.tune != "lora":
             raise ValueError(
-                f"--adapters must be a folder of what --tune tunes, {settings.tune}; "
-                f"got {start} with {kind}."
+                f"--adapters must be given with --tune lora; got {settings.tune}."
             )
+        adapters.load(model, start)
     elif settings.tune == "lora":
         rank, alpha = settings.lora_rank, settings.lora_alpha
         targets = settings.lora_targets.split(",")
         lora.add_lora(model, rank=rank, alpha=alpha, targets=targets, rngs=rngs)
-    elif settings.tune == "prompt":
-        lora.add_prompt(model, length=settings.prompt_length, rngs=rngs)
     parts = nnx.split(model, lora.FILTERS[settings.tune], ...)
     # On a named device, like arrays that are rebuilt, so that both use one program.
     return Parts(parts[0], *jax.device_put(parts[1:], jax.devices()[0]))
@@ -124,7 +115,7 @@ def tuned(
       splits: The examples to train on, to evaluate on and, maybe, of the test, which
         are measured before the first step and after the last.
       frozen_folder: The folder for outputs of frozen layers.
-      start: The folder of adapters or a prompt to start from.
+      start: The folder of adapters to start from.
 
     Raises:
       ValueError: If a setting does not fit the model or the data.

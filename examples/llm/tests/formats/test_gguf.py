@@ -150,10 +150,9 @@ def test_a_chat_is_rendered_and_ends_as_the_file_says():
 
 def values_of(rows):
     """The matrices in a file's blocks, dequantized, [layers, outputs, inputs]."""
-    (data, _), numbers = rows.stored()
+    data, numbers = rows.stored()
     numbers = [None] * len(data) if numbers is None else numbers
-    layers = zip(data, numbers, strict=True)
-    return np.stack([rows.dequantized((x, None), number) for x, number in layers])
+    return np.stack([*map(rows.dequantized, data, numbers)])
 
 
 @pytest.mark.parametrize("name", ["llama", slow("gemma3")])

@@ -106,7 +106,7 @@ def test_more_and_fewer_steps(uncut, job, tmp_path):
         ({"learning_rate": 0.5}, "--learning-rate must be 0.001, as in .*; got 0.5"),
         ({"seed": 3}, "--seed must be 0, as"),
         ({"batch_size": 5}, "--batch-size must be 4, as"),
-        ({"tune": "prompt"}, "--tune must be 'lora', as"),
+        ({"tune": "full"}, "--tune must be 'lora', as"),
     ],
     ids=lambda change: next(iter(change)) if isinstance(change, dict) else "",
 )
@@ -227,23 +227,21 @@ def test_the_loss_falls_from_adapters_too(job, tmp_path):
     options = {"splits": (few, DEV), "start": tmp_path / "adapters"}
     begun, _ = run(job, tmp_path / "next", short, **options)
     assert begun["train_loss"] == pytest.approx(last["train_loss"], rel=1e-5)
-    prompt = dataclasses.replace(short, tune="prompt")
-    with pytest.raises(ValueError, match="--adapters must be a folder of what --tune"):
-        run(job, tmp_path / "other", prompt, **options)
+    whole = dataclasses.replace(short, tune="full")
+    with pytest.raises(ValueError, match="--adapters must be given with --tune lora"):
+        run(job, tmp_path / "other", whole, **options)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tune", ["prompt", "full"])
-def test_other_parts_are_tuned_and_exported(job, tmp_path, tune):
-    settings = dataclasses.replace(SETTINGS, tune=tune)
+def test_a_whole_model_is_tuned_and_exported(job, tmp_path):
+    settings = dataclasses.replace(SETTINGS, tune="full")
     _, *_, last = run(job, tmp_path, settings)
     resumed = run(job, tmp_path, settings, resume=True)
     assert resumed[-1] == last
-    folder = tmp_path / ("merged" if tune == "full" else "adapters")
-    again = {"path": folder, "model": str(folder)} if tune == "full" else {}
-    start = None if tune == "full" else folder
+    folder = tmp_path / "merged"
     short = dataclasses.replace(settings, num_steps=2)
-    first, _ = run(job, tmp_path / "next", short, start=start, **again)
+    again = {"path": folder, "model": str(folder)}
+    first, _ = run(job, tmp_path / "next", short, **again)
     assert first["dev_loss"] == pytest.approx(last["dev_loss"], rel=1e-5)
 
 

@@ -16,7 +16,6 @@ from filelock import FileLock
 
 from radazo_llm.formats import adapters as of_peft
 from radazo_llm.formats import find
-from radazo_llm.models import quantization
 from radazo_llm.run import loop
 from radazo_llm.tune import command
 
@@ -122,18 +121,6 @@ def test_what_was_tuned_is_exported(job, tmp_path, monkeypatch):
     assert first[0]["train_loss"] == pytest.approx(last[-1]["train_loss"], rel=1e-5)
 
 
-@pytest.mark.slow
-def test_a_quantized_run_and_what_it_exports(job, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(quantization, "GROUP", 10)
-    arguments = _arguments(job, tmp_path / "run", "--quantize", "int4", "--steps", "5")
-    tiny.command(*arguments, "--export-adapters", tmp_path / "adapters")
-    assert [line["step"] for line in metrics(tmp_path / "run")][-1] == 5
-    assert "All 16 inputs share a scale" in capsys.readouterr().out
-    model = tiny.model()
-    of_peft.load(model, tmp_path / "adapters")
-    assert float(abs(model.layers.q_proj.lora.lora_b[...]).max()) > 0
-
-
 def test_an_export_to_a_full_disk_is_one_line_and_can_be_repeated(
     job, tmp_path, monkeypatch, capsys
 ):
@@ -168,14 +155,12 @@ def test_an_export_to_a_full_disk_is_one_line_and_can_be_repeated(
         (["--metric", "f.py:f"], "reward must be one of answer, format"),
         (["--last-layers", "1", "--metric", "answer"], "must be 0 with --metric; got"),
         (["--last-layers", "1", "--workers", "2"], "must be 0 with --workers; got 1"),
-        (["--tune", "prompt", "--prompt-length", "500"], "below the model's 32 posit"),
         (["--tune", "full", "--export-adapters", "x"], "--export-adapters must not"),
-        (["--tune", "prompt", "--export-merged", "x"], "--export-merged must not"),
         (["--export-merged", "JOB"], "--export-merged must not be the path of --model"),
         (["--export-adapters", "FILE"], "--export-adapters must be a path that can be"),
         (["--export-merged", "FILE/x"], "--export-merged must be a path that can be"),
-        (["--quantize", "int4", "--export-merged", "x"], "must not be given with --qu"),
-        (["--quantize", "int4", "--tune", "full"], "--tune must not be full with"),
+        (["--quantize", "file", "--export-merged", "x"], "must not be given with --qu"),
+        (["--quantize", "file", "--tune", "full"], "--tune must not be full with"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
