@@ -268,9 +268,9 @@ class Settings:
         return (top * np.concatenate(parts)).astype(np.float32)
 
 
-def descriptions() -> dict[str, str]:
-    """The description of each setting, from the class."""
-    text = inspect.cleandoc(Settings.__doc__ or "").partition("Attributes:")[2]
+def descriptions(of: type) -> dict[str, str]:
+    """The description of each attribute, from the class."""
+    text = inspect.cleandoc(of.__doc__ or "").partition("Attributes:")[2]
     parts = re.split(r"\n  (\w+): ", text)[1:]
     pairs = zip(parts[::2], parts[1::2], strict=True)
     return {name: " ".join(words.split()) for name, words in pairs}

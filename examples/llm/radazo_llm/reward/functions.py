@@ -14,7 +14,6 @@ import importlib.util
 import math
 import multiprocessing
 import os
-import pickle
 import re
 import signal
 import sys
@@ -186,15 +185,6 @@ def begin() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def of_bytes(job: Any) -> tuple[float, Any]:
-    """The result of a call, next to a number as a point of an evaluator has.
-
-    Args:
-      job: A `Job` that was pickled: uint8.
-    """
-    return 0.0, call(pickle.loads(job.tobytes()))
 
 
 def checked(name: str, found: Any, number: int) -> Any:
