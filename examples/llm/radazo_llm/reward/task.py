@@ -76,13 +76,10 @@ class Task:
                 p._replace(question=settings.instruction + p.question) for p in found
             ]
             plain = made[0].before is None
-            prompts = (
-                [p.question for p in made]
-                if plain
-                else template.prompts(
-                    [[*p.before, {"role": "user", "content": p.question}] for p in made]
-                )
-            )
+            prompts = [p.question for p in made]
+            if not plain:
+                rendered = template.render([p.chat() for p in made])
+                prompts = [text for text, _ in rendered]
             encoded = problems.encode(
                 self.tokenizer,
                 prompts,
