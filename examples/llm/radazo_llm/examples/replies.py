@@ -6,6 +6,7 @@ than the text of a reply does (some open `<think>`), the reply begins where both
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -166,11 +167,12 @@ def _end(
         at = whole.find(content, begin, stop)
     if at < 0:
         raise ValueError("it does not render the content of a reply as it is")
-    if not calls:
-        after = at + len(content)
-        places = [(whole.find(end, after, stop), end) for end in ends]
-        if found := [place + len(end) for place, end in places if place >= 0]:
-            return min(found)
+    after = at + len(content)
+    for call in calls or ():  # After the text, or before it.
+        after = max(after, whole.find(_name(call), begin, stop) + 1)
+    places = [(whole.find(end, after, stop), end) for end in ends]
+    if found := [place + len(end) for place, end in places if place >= 0]:
+        return min(found)
     # The end of the conversation up to it, and the same before another token: some
     # templates end the last reply by one of its own, or put one after the end.
     last = reply.last.rstrip()
@@ -185,13 +187,22 @@ def _end(
 
 
 def _check_tools(asked: Asked, text: str) -> None:
-    """Raises a ValueError if the template leaves out tools or their calls."""
+    """Raises a ValueError if the template leaves out tools or calls of them."""
+    for turn in asked.turns:
+        text = text.replace((turn.get("content") or "").strip() or "\0", "", 1)
     calls = [call for turn in asked.turns for call in turn.get("tool_calls") or ()]
-    for kind, some in (("tools", asked.tools or ()), ("tool_calls", calls)):
-        for one in some:
-            about = one.get("function", one) if isinstance(one, dict) else {}
-            name = about.get("name") if isinstance(about, dict) else None
-            if not isinstance(name, str):
-                raise ValueError(f"{kind} must have names; got {json.dumps(one)[:80]}")
-            if name not in text:
-                raise ValueError(f"it leaves out {name:.80} of {kind}")
+    names = Counter(map(_name, [*(asked.tools or ()), *calls]))
+    for name, number in names.items():
+        if text.count(name) < number:
+            raise ValueError(f"it leaves out tools or tool_calls named {name:.80}")
+
+
+def _name(tool: Any) -> str:
+    """The name of a tool, or of the tool that is called."""
+    about = tool.get("function", tool) if isinstance(tool, dict) else {}
+    name = about.get("name") if isinstance(about, dict) else None
+    if not isinstance(name, str) or not name:
+        raise ValueError(
+            f"tools and tool_calls must have names; got {json.dumps(tool)[:80]}"
+        )
+    return name

@@ -59,6 +59,9 @@ MARKED = (
     "{% else %}<user>{{ m.content }}<end>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<bot><think>{% endif %}"
 )
+# The begin of a reply follows whatever is asked.
+ALWAYS = CHANNELS.replace("{% if add_generation_prompt %}<bot>{% endif %}", "<bot>")
+LISTED = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + ONE_LINE
 TWO = [USER, REPLY, USER, BYE]
 
 
@@ -150,6 +153,13 @@ def test_the_end_of_the_configuration_comes_first(tmp_path):
     assert texts(tmp_path, template, [USER, REPLY], end="<next>")[1] == ["x<next>"]
 
 
+def test_the_begin_of_the_next_reply_is_no_end(tmp_path):
+    found = texts(tmp_path, ALWAYS, [USER, REPLY], end="<return>")[1]
+    assert found == ["final:x<return>"]
+    found = texts(tmp_path, ALWAYS, [USER, CALLS], end="<call>")[1]
+    assert found == ['to=add{"a": 1}<call>']
+
+
 def test_a_text_that_contains_an_end_is_whole(tmp_path):
     reply = {"role": "assistant", "content": "a<end>b"}
     assert texts(tmp_path, ONE_LINE, [USER, reply])[1] == ["a<end>b<end>"]
@@ -166,10 +176,23 @@ def test_reasoning_that_the_template_leaves_out_is_said(tmp_path):
     ("template", "turns", "tools", "options", "message"),
     [
         (NO_END, TWO, None, {"all_turns": True}, "does not end a reply before the ne"),
-        (ONE_LINE, [USER, CALLS], None, {}, "leaves out add of tool_calls"),
-        (CHANNELS, [USER, REPLY], TOOLS, {}, "leaves out add of tools"),
+        (ONE_LINE, [USER, CALLS], None, {}, "leaves out tools or tool_calls na"),
+        (LISTED, [USER, CALLS], TOOLS, {}, "leaves out tools or tool_calls na"),
+        (
+            CHANNELS,
+            [USER, REPLY],
+            TOOLS,
+            {},
+            "leaves out tools or tool_calls na",
+        ),
         (ONE_LINE, [USER, REPLY], [], {}, "tools must be a list that is not empty"),
-        (ONE_LINE, [USER, REPLY], [{}], {}, "tools must have names; got {}"),
+        (
+            ONE_LINE,
+            [USER, REPLY],
+            [{}],
+            {},
+            "must have names; got {}",
+        ),
         ("{{ messages | length }}", [USER, REPLY], None, {}, "another way if a reply"),
         (
             MARKED.replace("{% generation", "{% if 0 %}{% generation").replace(

@@ -26,7 +26,7 @@ ADAPTERS = GOLDEN / "peft" / "lora"
 def chat(folder):
     """Reads of a model's folder what a chat needs."""
     chat_template.ends(folder, Tokenizer(models.BPE()))
-    return chat_template.conversation(folder)([[{"role": "user", "content": "a"}]])
+    return chat_template.load(folder)([[{"role": "user", "content": "a"}]])
 
 
 @pytest.fixture
