@@ -66,7 +66,7 @@ class Others:
       adapters: Adapters to start from, of an earlier run or peft.
       workers: The address of a Dask scheduler, or a number of processes.
       processes: Processes of reward functions.
-      export_adapters: What was tuned, for peft.
+      export_adapters: The adapters, for peft.
       export_gguf: The adapters, for llama.cpp.
       export_merged: The model, for transformers.
       prompt: The text to continue. A chat without one.

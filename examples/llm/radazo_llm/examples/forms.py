@@ -252,7 +252,7 @@ def _preferred(row: Row) -> Item:
 def _turns(row: Row, name: str, *, reply: bool) -> list[Turn]:
     """The turns of a conversation, of which a reply is the last, or is not.
 
-    Entries that are null are left out, as tables have them where others have values.
+    Entries that are null are left out: a table has them for keys of other rows.
     """
     turns = _parsed(row.values[name])
     valid = isinstance(turns, list) and all(map(_is_turn, turns))

@@ -1,8 +1,9 @@
 """The replies in what a chat template renders.
 
-A template that marks replies by `{% generation %}` says where they are. Of another, a
-reply begins where the prompt of the model ends. If the template's prompt goes further
-than the text of a reply does (some open `<think>`), the reply begins where both part.
+If a template marks replies by `{% generation %}`, its marks count. Otherwise a reply
+begins at the end of the prompt that the template makes for the model. If that prompt
+goes further than the conversation does (some open `<think>`), the reply begins at the
+first difference between both.
 """
 
 import json
@@ -135,7 +136,7 @@ def _found(
 
 
 def _begin(whole: str, reply: _Reply) -> int:
-    """Where a reply begins in the text of a conversation."""
+    """Returns the place at which a reply begins in a conversation."""
     if whole.startswith(reply.prompt):
         return len(reply.prompt)
     begin = _common(whole, reply.prompt, reply.other)
@@ -158,7 +159,7 @@ def _end(
     ends: Sequence[str],
     special: Sequence[str],
 ) -> int | None:
-    """Where a reply ends, with the token that ends it; None without such a token."""
+    """Returns the place after the token that ends a reply; None without one."""
     content = (reply.turn.get("content") or "").strip()
     calls = reply.turn.get("tool_calls")
     at = whole.find(content, begin, stop)

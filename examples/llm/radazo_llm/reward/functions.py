@@ -103,7 +103,7 @@ def load(name: str, what: str = "reward") -> RewardFunction:
 
     Args:
       name: A name in `FUNCTIONS`, file.py:function, or package.module:function.
-      what: What the function is, for messages.
+      what: A word for the function in messages.
 
     Raises:
       ValueError: If there is none.

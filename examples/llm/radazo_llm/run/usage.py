@@ -1,4 +1,4 @@
-"""What a run takes: its time, its memory and the disk that is left."""
+"""The time, the memory and the disk of a run."""
 
 import resource
 import shutil

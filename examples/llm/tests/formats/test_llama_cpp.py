@@ -1,4 +1,4 @@
-"""What is exported, in llama.cpp itself: `pip install "./examples/llm[llama-cpp]"`."""
+"""Models and exports in llama.cpp itself: `pip install "./examples/llm[llama-cpp]"`."""
 
 import importlib.util
 import json

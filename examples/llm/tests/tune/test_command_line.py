@@ -78,7 +78,7 @@ def test_a_template_names_the_time_of_the_first_start(job, tmp_path):
 
 
 def test_a_dry_run_may_be_cut_by_its_reader(job, tmp_path):
-    """As by `| head`, whose end of the pipe is closed."""
+    """`| head` closes its end of the pipe."""
     command = [sys.executable, "-m", "radazo_llm", *_arguments(job, tmp_path / "run")]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": ROOT}
     with subprocess.Popen([*command, "--dry-run"], **options) as running:
