@@ -48,7 +48,7 @@ def chat(
     config.read(folder)  # Its errors come before errors of larger files.
     tokenizer = tokenizers.load(folder)
     stop = tuple(sorted(chat_template.ends(folder, tokenizer)))
-    render = chat_template.conversation(folder)
+    template = chat_template.load(folder)
     loaded = load.load(folder, dtype=dtype or config.default_dtype())
     if adapters is not None:
         of_peft.load(loaded, adapters)
@@ -70,9 +70,8 @@ def chat(
         if not line.strip():
             return
         turns.append({"role": "user", "content": line.strip()})
-        [text] = render([turns])
-        # A template puts special tokens itself.
-        plain = text == "\n".join(turn["content"] for turn in turns)
+        [(text, _)] = template.render([chat_template.Chat(turns)])
+        plain = template.source is None  # A template puts special tokens itself.
         turns.append({"role": "assistant", "content": say(text, plain).strip()})
 
 
@@ -85,8 +84,7 @@ def replied(
     stop: tuple[int, ...],
 ) -> list[int]:
     """The tokens of a reply to some tokens, fewer if the model has no positions."""
-    before = 0 if model.prompt is None else len(model.prompt)
-    room = model.config.max_position_embeddings - before
+    room = model.config.max_position_embeddings
     rounded = -(-len(tokens) // _MULTIPLE) * _MULTIPLE
     width = max(len(tokens), min(rounded, room - number))  # Padding takes positions.
     if not 0 < len(tokens) < room or max(tokens) >= model.config.vocab_size:

@@ -6,6 +6,7 @@ it was interrupted.
 
 import contextlib
 import errno
+import os
 import signal
 import sys
 import threading
@@ -20,6 +21,14 @@ _RESUMED = "tune", "reward"
 def reason(error: BaseException) -> str:
     """The class and the message of an error of another package, on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def tell(text: str) -> None:
+    """Prints a text of which the reader may take a part: `| head` is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # What is left must not be written at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Commands(click.Group):

@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import click
 
-from radazo_llm.settings import default_of, descriptions, fields, option_name
+from radazo_llm import settings
+from radazo_llm.settings import DATA, METHOD, default_of, fields, option_name
 
-FOLDER, FILE = click.Path(path_type=Path), click.Path(dir_okay=False, path_type=Path)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -39,30 +39,74 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
 
-def option(group: str, *names: str, **kwargs: Any) -> Decorator:
-    """Adds an option to a command, in a group."""
-    return click.option(*names, cls=Option, group=group, **kwargs)
+class Others:
+    """The options that are no settings. The command line shows these descriptions.
+
+    Attributes:
+      model: A folder, a GGUF file, a package that contains one, or a name in the local
+        Hugging Face cache.
+      data: JSON Lines, CSV or a folder, with prompt + completion, messages, text +
+        label, prompt + candidates + answer, or prompt + chosen + rejected; for rewards,
+        prompt or messages.
+      dry_run: Print three examples as the model sees them, and end.
+      metric: A function that scores what the model writes: answer, format, length,
+        file.py:function, or package.module:function. tune measures it; for reward it is
+        --reward NAME=1.
+      reward: A function as for --metric, with a weight.
+      config: A file of TOML with options, such as `batch-size = 8`. Options of the
+        command line come first.
+      output: The folder of the run.
+      dtype: The dtype of the model. The default is float32 on a CPU, and otherwise
+        bfloat16.
+      resume: Continue the run in the folder, to more --steps if they are given.
+      no_first_evaluation: Start with the first step, without measuring the untuned
+        model.
+      report: A function that gets the numbers of each step, report(step, values), as
+        file.py:function or package.module:function.
+      adapters: Adapters to start from, of an earlier run or peft.
+      workers: The address of a Dask scheduler, or a number of processes.
+      processes: Processes of reward functions.
+      export_adapters: The adapters, for peft.
+      export_gguf: The adapters, for llama.cpp.
+      export_merged: The model, for transformers.
+      prompt: The text to continue. A chat without one.
+      system: The first turn of a chat: how to reply.
+      max_tokens: Tokens of a reply, at most.
+      temperature: 0 takes the likeliest tokens; above, tokens are drawn.
+      seed: The seed of drawn tokens.
+    """
 
 
-def settings_of(command: str) -> Decorator:
-    """Adds an option for each setting of a command."""
+def options(command: str, *names: str) -> Decorator:
+    """Adds options to a command, followed by its settings, if it has any."""
+    texts, made = settings.descriptions(Others), []
+    for name in names:
+        group, given = _OTHERS[name]
+        if name == "output":
+            given = given | {"default": Path("runs") / command}
+        made.append((group, name, given | {"help": texts[name]}))
+    texts = settings.descriptions(settings.Settings)
+    for field in fields(command) if command in (settings.TUNE, settings.REWARD) else ():
+        default, choices = default_of(field, command), get_args(field.type)
+        given = {
+            "type": click.Choice(choices) if choices else type(default),
+            "is_flag": isinstance(default, bool),
+            "default": default,
+            "show_default": default not in ("", False),
+            "help": texts[field.name],
+        }
+        made.append((field.metadata["group"], field.name, given))
+    # Of a group one after another; click reads decorators from the last.
+    groups = list(dict.fromkeys(group for group, *_ in made))
+    made.sort(key=lambda each: groups.index(each[0]))
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        found, texts = fields(command), descriptions()
-        # Of a group one after another; click reads decorators from the last.
-        groups = list(dict.fromkeys(field.metadata["group"] for field in found))
-        found.sort(key=lambda field: groups.index(field.metadata["group"]))
-        for field in reversed(found):
-            default = default_of(field, command)
-            choices = get_args(field.type)
-            function = option(
-                field.metadata["group"],
-                *(option_name(field.name), field.name),
-                type=click.Choice(choices) if choices else type(default),
-                is_flag=isinstance(default, bool),
-                default=default,
-                show_default=default not in ("", False),
-                help=texts[field.name],
+        for group, name, given in reversed(made):
+            function = click.option(
+                *(option_name(name), given.get("to", name)),
+                **{k: v for k, v in given.items() if k != "to"},
+                cls=Option,
+                group=group,
             )(function)
         return function
 
@@ -107,13 +151,35 @@ def _read_config(context: click.Context, _: Any, path: Path | None) -> None:
     context.default_map = defaults
 
 
-CONFIG = option(
-    "Options",
-    "--config",
-    type=FILE,
-    is_eager=True,
-    expose_value=False,
-    callback=_read_config,
-    help="A file of TOML with options, such as `batch-size = 8`. Those of the command "
-    "line come first.",
-)
+_RESULT, _OPTIONS = "The result", "Options"
+_FOLDER = {"type": click.Path(path_type=Path)}
+_FILE = {"type": click.Path(dir_okay=False, path_type=Path)}
+_NUMBER = {"show_default": True}
+_CONFIG = _FILE | {"is_eager": True, "expose_value": False, "callback": _read_config}
+_NAMES = {"multiple": True, "metavar": "NAME"}
+_NOT_FIRST = {"to": "eval_first", "flag_value": False, "type": bool, "default": True}
+# The group and the arguments of click for each; "to" is the name of the parameter.
+_OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "model": (_OPTIONS, {"required": True}),
+    "data": (DATA, _FOLDER | {"to": "folder", "required": True}),
+    "dry_run": (DATA, {"is_flag": True}),
+    "metric": (METHOD, _NAMES | {"to": "metrics"}),
+    "reward": (METHOD, _NAMES | {"to": "given", "metavar": "NAME=WEIGHT"}),
+    "config": (_OPTIONS, _CONFIG),
+    "output": (_OPTIONS, _FOLDER | _NUMBER),
+    "dtype": (_OPTIONS, {"type": click.Choice(("bfloat16", "float32"))}),
+    "resume": (_OPTIONS, {"is_flag": True}),
+    "no_first_evaluation": (_OPTIONS, _NOT_FIRST),
+    "report": (_OPTIONS, {"metavar": "NAME"}),
+    "adapters": (_OPTIONS, _FOLDER),
+    "workers": (_OPTIONS, {}),
+    "processes": (_OPTIONS, _NUMBER | {"type": click.IntRange(1), "default": 2}),
+    "export_adapters": (_RESULT, _FOLDER),
+    "export_gguf": (_RESULT, _FILE),
+    "export_merged": (_RESULT, _FOLDER),
+    "prompt": (_OPTIONS, {}),
+    "system": (_OPTIONS, {}),
+    "max_tokens": (_OPTIONS, _NUMBER | {"default": 64}),
+    "temperature": (_OPTIONS, _NUMBER | {"default": 0.0}),
+    "seed": (_OPTIONS, _NUMBER | {"default": 0}),
+}

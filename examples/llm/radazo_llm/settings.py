@@ -61,9 +61,8 @@ class Settings:
       train_examples: Rows to train on, at most.
       eval_examples: Rows to evaluate, at most.
       method: The optimizer.
-      tune: The part that is tuned: adapters, a soft prompt, all parameters, or the
-        scales of quantized matrices.
-      quantize: The storage of frozen matrices; file leaves them as in the file.
+      tune: The part that is tuned: adapters, or all parameters.
+      quantize: The storage of frozen matrices; file leaves them as in a GGUF file.
       objective: The loss: the cross-entropy of the candidates or of the tokens that
         follow, which the data decide, or the share of wrong choices. For a metric of
         what the model writes, use radazo-llm reward --data.
@@ -98,7 +97,6 @@ class Settings:
       lora_rank: The rank of the adapters.
       lora_alpha: Adapters are multiplied by this number over their rank.
       lora_targets: The projections that get adapters.
-      prompt_length: The tokens of a soft prompt.
     """
 
     labels: str = setting("", DATA)
@@ -114,8 +112,8 @@ class Settings:
     method: Literal["radazo", "zo_adamm", "zo_rmsprop", "zo_sgd"] = setting(
         "radazo", METHOD
     )
-    tune: Literal["lora", "prompt", "full", "scales"] = setting("lora", MODEL)
-    quantize: Literal["no", "int8", "int4", "file"] = setting("no", MODEL, of=TUNE)
+    tune: Literal["lora", "full"] = setting("lora", MODEL)
+    quantize: Literal["no", "file"] = setting("no", MODEL, of=TUNE)
     objective: Literal["auto", "classification", "language_model", "accuracy"] = (
         setting("auto", METHOD, of=TUNE)
     )
@@ -152,7 +150,6 @@ class Settings:
     lora_rank: int = setting(8, MODEL, reward=4)
     lora_alpha: float = setting(16.0, MODEL, reward=8.0)
     lora_targets: str = setting("q_proj,v_proj", MODEL)
-    prompt_length: int = setting(5, MODEL, of=TUNE)
     command: str = TUNE
 
     @classmethod
@@ -187,17 +184,10 @@ class Settings:
                 f"method radazo and --steps 2 or more; got 0 with {self.method} and "
                 f"{self.num_steps}."
             )
-        rounded = self.quantize in ("int8", "int4")
-        if self.last_layers and (self.tune not in ("lora", "scales") or rounded):
+        if self.tune == "full" and (self.last_layers or self.quantized):
             raise ValueError(
-                "--last-layers must be 0 unless --tune is lora or scales, and "
-                f"--quantize no or file; got {self.last_layers} with {self.tune} and "
-                f"{self.quantize}."
-            )
-        if self.tune in ("full", "scales") and (self.tune == "full") == self.quantized:
-            raise ValueError(
-                "--tune must not be full with --quantize, and not scales without it; "
-                f"got {self.tune} with {self.quantize}."
+                "--tune must not be full with --last-layers or --quantize; got "
+                f"{self.last_layers} and {self.quantize}."
             )
         if self.command == REWARD and self.population_size % 2:
             raise ValueError(
@@ -278,9 +268,9 @@ class Settings:
         return (top * np.concatenate(parts)).astype(np.float32)
 
 
-def descriptions() -> dict[str, str]:
-    """The description of each setting, from the class."""
-    text = inspect.cleandoc(Settings.__doc__ or "").partition("Attributes:")[2]
+def descriptions(of: type) -> dict[str, str]:
+    """The description of each attribute, from the class."""
+    text = inspect.cleandoc(of.__doc__ or "").partition("Attributes:")[2]
     parts = re.split(r"\n  (\w+): ", text)[1:]
     pairs = zip(parts[::2], parts[1::2], strict=True)
     return {name: " ".join(words.split()) for name, words in pairs}

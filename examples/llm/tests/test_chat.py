@@ -23,15 +23,23 @@ TEMPLATE = (
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 
 
+def texts(folder, *chats):
+    """Each chat in the template, up to the begin of the next reply."""
+    given = [
+        chat_template.Chat(turns, None, turns[-1]["role"] != "assistant")
+        for turns in chats
+    ]
+    return [text for text, _ in chat_template.load(folder).render(given)]
+
+
 def test_chats_are_put_into_the_template_of_the_model(tmp_path):
-    plain = chat_template.conversation(tmp_path)
-    assert plain([TURNS]) == ["hi\nyes"]
+    assert texts(tmp_path, TURNS) == ["hi\nyes"]
     expected = "<s>[user] hi\n[assistant] yes\n"
     config = {"chat_template": TEMPLATE, "bos_token": {"content": "<s>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
-    assert chat_template.conversation(tmp_path)([TURNS] * 2) == [expected] * 2
+    assert texts(tmp_path, TURNS, TURNS) == [expected] * 2
     (tmp_path / "chat_template.jinja").write_text("{{ messages | length }}", "utf-8")
-    assert chat_template.conversation(tmp_path)([TURNS]) == ["2"]
+    assert texts(tmp_path, TURNS) == ["2"]
 
 
 RENDERINGS = json.loads((GOLDEN / "templates/templates.json").read_text("utf-8"))
@@ -42,9 +50,9 @@ def test_templates_are_rendered_as_by_transformers(name, tmp_path):
     about = RENDERINGS["templates"][name]
     config = RENDERINGS["special"] | {"chat_template": about["template"]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
-    texts = chat_template.conversation(tmp_path)(RENDERINGS["chats"])
+    found = texts(tmp_path, *RENDERINGS["chats"])
     now = datetime.datetime.now().strftime(RENDERINGS["format"])
-    assert [text.replace(now, RENDERINGS["mark"]) for text in texts] == about["texts"]
+    assert [text.replace(now, RENDERINGS["mark"]) for text in found] == about["texts"]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +68,7 @@ def test_templates_are_rendered_as_by_transformers(name, tmp_path):
 def test_templates_that_cannot_be_rendered(template, tmp_path):
     (tmp_path / "chat_template.jinja").write_text(template, "utf-8")
     with pytest.raises(ValueError, match="chat template cannot be rendered"):
-        chat_template.conversation(tmp_path)([TURNS])
+        texts(tmp_path, TURNS)
 
 
 LARGE = {
@@ -82,7 +90,8 @@ from radazo_llm.formats import chat_template
 
 chat_template.SECONDS = 2.0
 try:
-    chat_template.conversation(pathlib.Path(sys.argv[1]))([TURNS])
+    chat = chat_template.Chat(TURNS, add_generation_prompt=False)
+    chat_template.load(pathlib.Path(sys.argv[1])).render([chat])
 except ValueError as error:
     print(error)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
@@ -107,7 +116,7 @@ def test_a_template_takes_bounded_time(tmp_path, monkeypatch):
     template = loop * 3 + "{% endfor %}" * 3
     (tmp_path / "chat_template.jinja").write_text(template, "utf-8")
     with pytest.raises(ValueError, match=r"rendered: it takes more than 0\.51 s"):
-        chat_template.conversation(tmp_path)([TURNS])
+        texts(tmp_path, TURNS)
 
 
 def test_the_ends_of_a_text(job, tmp_path):
@@ -118,6 +127,11 @@ def test_the_ends_of_a_text(job, tmp_path):
     ids = '{"eos_token_id": [8, 9]}'
     (tmp_path / "generation_config.json").write_text(ids, "utf-8")
     assert chat_template.ends(tmp_path, tokenizer) == {bos, 7, 8, 9}
+    template = "{% for m in messages %}{{ m.content }}<unk>\n{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template, "utf-8")
+    tokenizer.add_special_tokens(["<unk>"])
+    unknown = tokenizer.token_to_id("<unk>")
+    assert chat_template.ends(tmp_path, tokenizer) == {bos, 7, 8, 9, unknown}
 
 
 ARGUMENTS = ("--max-tokens", "9", "--temperature", "1")

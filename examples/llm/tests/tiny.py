@@ -35,7 +35,6 @@ SETTINGS = Settings(
     eval_every=4,
     eval_batch_size=5,
     lora_rank=2,
-    prompt_length=2,
 )
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 TOKENS = np.arange(20, dtype=np.int32).reshape(2, 10)
@@ -101,6 +100,11 @@ def examples(number, sequences, seed=0):
 
 
 TRAIN, DEV = examples(20, 1), examples(20, 1, seed=1)
+# With one candidate each, whose tokens are scored.
+ONE = TRAIN._replace(
+    **{name: getattr(TRAIN, name)[:, :1] for name in ("positions", "targets", "mask")},
+    label=np.zeros_like(TRAIN.label),
+)
 
 
 def run(job, folder, settings=SETTINGS, splits=(TRAIN, DEV), start=None, **options):

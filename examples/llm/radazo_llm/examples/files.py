@@ -5,11 +5,15 @@ Rows are read one at a time, so that memory does not grow with their number.
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 _LONGEST = 1 << 24  # Bytes of a line.
+_LARGEST = 1 << 28  # Bytes of an array.
+# What is before an object of an array, and after the last.
+_BETWEEN, _CLOSED = re.compile(r"\s*[\[,]\s*"), re.compile(r"\s*\]\s*\Z")
 _LINES = (".jsonl", ".ndjson", ".json")
 _TABLES = {".csv": ",", ".tsv": "\t"}
 # The names of splits in files, folders and columns.
@@ -21,6 +25,11 @@ SPLITS = {
     "validation": "dev",
     "test": "test",
 }
+
+
+def split_of(name: str) -> str | None:
+    """The split that a name stands for, in any case."""
+    return SPLITS.get(name.strip().lower())
 
 
 class Row(NamedTuple):
@@ -41,9 +50,9 @@ def rows(path: Path) -> Iterator[Row]:
     """Yields the rows of a file, or of the files of a folder.
 
     Args:
-      path: A file of JSON Lines (.jsonl, .ndjson, .json), a table with a header (.csv,
-        .tsv), or a folder with files of these kinds that are named by their split,
-        such as train.jsonl.
+      path: A file of JSON Lines (.jsonl, .ndjson, .json) or of an array (.json), a
+        table with a header (.csv, .tsv), or a folder with files of these kinds that
+        are named by their split, such as train.jsonl.
 
     Raises:
       ValueError: If the file is of another kind, or damaged; it names the line.
@@ -62,6 +71,9 @@ def rows(path: Path) -> Iterator[Row]:
     if kind in _TABLES:
         yield from _of_table(path, lines, _TABLES[kind])
         return
+    if kind == ".json" and _is_array(path):
+        yield from _of_array(path)
+        return
     for number, line in lines:
         if line.strip():
             place = f"{path}:{number}"
@@ -73,16 +85,16 @@ def _of_folder(path: Path) -> Iterator[Row]:
     found = [
         file
         for file in sorted(path.iterdir())
-        if file.suffix.lower() in kinds and file.stem in SPLITS
+        if file.suffix.lower() in kinds and split_of(file.stem)
     ]
-    if not any(SPLITS[file.stem] == "train" for file in found):
+    if not any(split_of(file.stem) == "train" for file in found):
         raise ValueError(
             f"{path} must have a file train.jsonl, train.csv or train.tsv; got none. "
             "A dataset of the package datasets writes one by to_json."
         )
     for file in found:
         for row in rows(file):
-            yield row._replace(split=SPLITS[file.stem])
+            yield row._replace(split=split_of(file.stem))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -107,6 +119,43 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     f"0x{line[error.start]:02x} ({error.reason}). Save the file as "
                     "UTF-8."
                 ) from None
+
+
+def _is_array(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(256).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+
+
+def _of_array(path: Path) -> Iterator[Row]:
+    """The rows of an array of JSON, each with the line on which it begins."""
+    if path.stat().st_size > _LARGEST:
+        raise ValueError(
+            f"{path} must have at most {_LARGEST} bytes, as an array. Save the rows as "
+            "JSON Lines, an object on each line."
+        )
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be UTF-8; {error}.") from None
+    decoder, begin, number, at = json.JSONDecoder(), _BETWEEN.match(text), 1, 0
+    while begin and not _CLOSED.match(text, begin.end()):
+        number, at = number + text.count("\n", at, begin.end()), begin.end()
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            value, end = None, at
+        begin = _BETWEEN.match(text, end)
+        if not isinstance(value, dict) or not (begin or _CLOSED.match(text, end)):
+            break
+        yield Row(f"{path}:{number}", _columns(value))
+        if not begin:
+            return
+    else:
+        return
+    raise ValueError(
+        f"{path}:{number}: must be a JSON object, in an array of them; got "
+        f"{text[at:]!r:.80}."
+    )
 
 
 def _json_object(place: str, line: str) -> dict[str, Any]:

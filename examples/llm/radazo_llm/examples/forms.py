@@ -3,9 +3,10 @@
 | Columns | A prompt, and what may follow |
 |---|---|
 | `prompt`, `completion` | the completion |
-| `messages` | the last reply, after the turns before it |
+| `messages`, and `tools` if there are any | the last reply, after the turns before it |
 | `text`, `label` | a word for each class |
 | `prompt`, `candidates`, `answer` | each candidate |
+| `prompt`, `chosen`, `rejected` | both of them |
 """
 
 import json
@@ -16,24 +17,27 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from radazo_llm.examples.files import Row
+from radazo_llm.examples.replies import Asked, spans
 from radazo_llm.examples.tokens import Example
 from radazo_llm.formats import chat_template
+from radazo_llm.formats.chat_template import Chat, Turn
 from radazo_llm.settings import Settings
 
 FORMS = {
     "messages": ("messages",),
     "choice": ("prompt", "candidates", "answer"),
+    "preference": ("prompt", "chosen", "rejected"),
     "completion": ("prompt", "completion"),
     "label": ("text", "label"),
 }
 _PROMPT = ("prompt",)  # Enough for text that a model writes.
-_ROLES = ("system", "user", "assistant")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_CLASSES = 100
 _TEXT = "{text}"
 # Texts that tables hold if there is no label.
 _NO_LABELS = ("", "nan", "none", "null", "<na>")
 _PUNCTUATION = ".,:;?!"  # A space follows it.
-Turn = dict[str, str]
+_REASONING = "reasoning_content", "thinking"
 
 
 class Item(NamedTuple):
@@ -47,6 +51,8 @@ class Item(NamedTuple):
       label: The place of the right candidate.
       columns: The values of the row.
       is_chat: Whether a plain prompt was made the turn of a user.
+      reply: The turn of the reply, in a conversation.
+      tools: The tools that the model may call, in a conversation.
     """
 
     place: str
@@ -56,6 +62,8 @@ class Item(NamedTuple):
     label: int
     columns: Mapping[str, Any]
     is_chat: bool = False
+    reply: Turn | None = None
+    tools: Any = None
 
 
 def check(settings: Settings) -> None:
@@ -167,6 +175,11 @@ def item(row: Row, form: str, settings: Settings, words: Mapping[str, str]) -> I
         found = tuple(words.values()), list(words).index(value)
     elif form == "choice":
         prompt, found = _text(row, "prompt"), _choice(row)
+    elif form == "preference":
+        if isinstance(_parsed(row.values["prompt"]), list):
+            return _preferred(row)
+        prompt = _text(row, "prompt")
+        found = (_text(row, "chosen"), _text(row, "rejected")), 0
     else:
         prompt = _text(row, "prompt")
         completion = form == "completion"
@@ -213,26 +226,77 @@ def _parsed(value: Any) -> Any:
 
 
 def _conversation(row: Row) -> Item:
-    turns = _parsed(row.values["messages"])
-    valid = isinstance(turns, list) and all(
-        isinstance(turn, dict)
-        and turn.get("role") in _ROLES
-        and isinstance(turn.get("content"), str)
-        and turn["content"].strip()
-        for turn in turns
-    )
-    if not valid or len(turns) < 2 or turns[-1]["role"] != "assistant":
+    *before, last = _turns(row, "messages", reply=True)
+    tools = _parsed(row.values.get("tools"))
+    if tools is not None and not (isinstance(tools, list) and tools):
         raise ValueError(
-            f"{row.place}: messages must be a list of objects with role (one of "
-            f"{', '.join(_ROLES)}) and content, and end with a reply of the assistant; "
-            f"got {turns!r:.80}."
+            f"{row.place}: tools must be a list that is not empty; got {tools!r:.80}."
         )
-    plain = [{name: turn[name] for name in ("role", "content")} for turn in turns]
-    *before, last = plain
-    return Item(row.place, tuple(before), "", (last["content"],), 0, row.values)
+    found = (last.get("content") or "",), 0, row.values
+    return Item(row.place, tuple(before), "", *found, reply=last, tools=tools)
+
+
+def _preferred(row: Row) -> Item:
+    """A conversation with a better and a worse reply, each a list of one turn."""
+    before = _turns(row, "prompt", reply=False)
+    found = [_turns(row, name, reply=True) for name in ("chosen", "rejected")]
+    if any(len(turns) != 1 or not turns[0].get("content") for turns in found):
+        raise ValueError(
+            f"{row.place}: chosen and rejected must each be a list of one reply with "
+            f"text, as prompt is a list; got {row.values['chosen']!r:.80}."
+        )
+    texts = tuple(turns[0]["content"] for turns in found)
+    return Item(row.place, tuple(before), "", texts, 0, row.values)
+
+
+def _turns(row: Row, name: str, *, reply: bool) -> list[Turn]:
+    """The turns of a conversation, of which a reply is the last, or is not.
+
+    Entries that are null are left out: a table has them for keys of other rows.
+    """
+    turns = _parsed(row.values[name])
+    valid = isinstance(turns, list) and all(map(_is_turn, turns))
+    ends = valid and bool(turns) and (turns[-1]["role"] == "assistant") == reply
+    if not ends or (name == "messages" and len(turns) < 2):
+        kind = "with" if reply else "without"
+        raise ValueError(
+            f"{row.place}: {name} must be a list of objects with role (one of "
+            f"{', '.join(_ROLES)}) and content, and end {kind} a reply of the "
+            f"assistant; got {turns!r:.80}."
+        )
+    return [
+        {k: v for k, v in turn.items() if v is not None or k == "content"}
+        for turn in turns
+    ]
+
+
+def _is_turn(turn: Any) -> bool:
+    """Whether it has a role and text; a reply may have calls instead of text."""
+    if not isinstance(turn, dict) or turn.get("role") not in _ROLES:
+        return False
+    content, calls = turn.get("content"), turn.get("tool_calls")
+    if turn["role"] == "tool":
+        return isinstance(content, str)
+    if turn["role"] == "assistant" and isinstance(calls, list) and calls:
+        return content is None or isinstance(content, str)
+    return not calls and isinstance(content, str) and bool(content.strip())
 
 
 # --- Texts ------------------------------------------------------------------------
+
+
+class Texts(NamedTuple):
+    """The texts of some items.
+
+    Attributes:
+      examples: The texts.
+      special: Whether the tokenizer must add its special tokens.
+      notes: Lines on what a template leaves out.
+    """
+
+    examples: list[Example]
+    special: bool = True
+    notes: Sequence[str] = ()
 
 
 def examples(
@@ -241,29 +305,28 @@ def examples(
     tokenizer: Tokenizer,
     *,
     all_turns: bool = False,
-) -> tuple[list[Example], bool]:
+    now: str | None = None,
+) -> Texts:
     """The texts of some items of one form, for a model.
 
-    A conversation is rendered by the model's chat template. A completion and a reply
-    end with a token that ends the model's texts.
+    A conversation is rendered by the model's chat template. A completion ends with a
+    token that ends the model's texts, and a reply as the template ends it.
 
     Args:
       items: The items.
       folder: The model's folder or file.
       tokenizer: The model's.
       all_turns: Whether all replies of a conversation are scored, and not the last.
-
-    Returns:
-      The examples, and whether the tokenizer must add its special tokens.
+      now: The date and the time that a template may name; by default the present.
 
     Raises:
-      ValueError: If the template cannot render them, or renders a conversation other
-        than as a continuation of its prompt.
+      ValueError: If the template cannot render them, or the reply cannot be found in
+        what it renders.
     """
-    ends = _end_texts(chat_template.ends(folder, tokenizer), tokenizer)
     if items and items[0].turns:
-        return _rendered(items, folder, ends, all_turns)
-    return [_joined(item, ends) for item in items], True
+        return _rendered(items, folder, tokenizer, all_turns, now)
+    ends = _texts_of(chat_template.of_config(folder, tokenizer), tokenizer)
+    return Texts([_joined(item, ends) for item in items])
 
 
 def _joined(item: Item, ends: Sequence[str]) -> Example:
@@ -284,71 +347,64 @@ def _space(prompt: str, between: str, text: str) -> str:
 
 
 def _rendered(
-    items: Sequence[Item], folder: Path, ends: Sequence[str], all_turns: bool
-) -> tuple[list[Example], bool]:
-    render = chat_template.conversation(folder)
-    prompts = render([list(item.turns) for item in items])
-    # A template has special tokens itself.
-    plain = "\n".join(turn["content"] for turn in items[0].turns) == prompts[0]
+    items: Sequence[Item],
+    folder: Path,
+    tokenizer: Tokenizer,
+    all_turns: bool,
+    now: str | None,
+) -> Texts:
+    template = chat_template.load(folder, now)
+    plain = template.source is None  # A template has special tokens itself.
     if plain and items[0].is_chat:
         raise ValueError(f"--chat must be given with a model for chats; got {folder}.")
-    pairs = list(zip(items, prompts, strict=True))
     if len(items[0].candidates) != 1:
-        return [
-            Example(prompt, tuple(map(str.strip, x.candidates)), x.label, x.place)
-            for x, prompt in pairs
-        ], plain
-    # Each reply that is scored, as the row, the turns up to it, and its text.
-    asked = []
-    for row, item in enumerate(items):
-        turns = [*item.turns, {"role": "assistant", "content": item.candidates[0]}]
-        first = 0 if all_turns else len(turns) - 1
-        asked += [
-            (row, turns[: k + 1])
-            for k in range(first, len(turns))
-            if turns[k]["role"] == "assistant"
-        ]
-    before = render([turns[:-1] for _, turns in asked])
-    after = render([turns for _, turns in asked])
-    found: list[Example] = []
-    for (row, turns), prompt, text in zip(asked, before, after, strict=True):
-        reply = _reply(items[row].place, turns[-1], prompt, text, ends)
-        span = len(prompt), len(prompt) + len(reply)
-        if len(found) == row:
-            found.append(Example(prompt, (reply,), 0, items[row].place, (span,)))
-            continue
-        # Another reply of the conversation: the text is extended to its end.
-        whole, last = prompt + reply, found[row]
-        if not whole.startswith(last.prompt + last.candidates[0]):
-            raise ValueError(_other_text(last.place))
-        rest = whole[len(last.prompt) :]
-        found[row] = last._replace(candidates=(rest,), spans=(*last.spans, span))
-    if not all_turns:  # Its tokens follow the prompt.
-        found = [example._replace(spans=()) for example in found]
-    return found, plain
-
-
-def _reply(place: str, turn: Turn, prompt: str, whole: str, ends: Sequence[str]) -> str:
-    """The reply as the template renders it, up to the token that ends it."""
-    rest = whole.removeprefix(prompt)
-    content = turn["content"].strip()
-    at = rest.find(content)
-    if len(rest) == len(whole) or at < 0:
-        raise ValueError(_other_text(place))
-    after = at + len(content)
-    found = [x + len(end) for end in ends if (x := rest.find(end, after)) >= 0]
-    return rest[: min(found)] if found else rest[:after] + "".join(ends[:1])
-
-
-def _other_text(place: str) -> str:
-    return (
-        f"{place}: the model's chat template must render a conversation as its prompt "
-        "and the reply; it does not. Give prompt + completion, or leave out "
-        "--all-turns."
+        found = template.render([Chat(item.turns, item.tools) for item in items])
+        return Texts(
+            [
+                Example(text, tuple(map(str.strip, x.candidates)), x.label, x.place)
+                for x, (text, _) in zip(items, found, strict=True)
+            ],
+            plain,
+        )
+    ends = _texts_of(chat_template.ends(folder, tokenizer), tokenizer)
+    asked = [
+        Asked(
+            item.place,
+            [*item.turns, item.reply or _reply(item.candidates[0])],
+            item.tools,
+        )
+        for item in items
+    ]
+    special = chat_template.special_texts(tokenizer)
+    made, dropped = [], 0
+    for one, (text, parts) in zip(
+        asked, spans(template, asked, ends, special, all_turns), strict=True
+    ):
+        (begin, _), end = parts[0], parts[-1][1]
+        whole = len(parts) > 1 or all_turns
+        example = Example(text[:begin], (text[begin:end],), 0, one.place)
+        made.append(example._replace(spans=tuple(parts)) if whole else example)
+        dropped += _leaves_out(one.turns[-1], text[begin:end])
+    note = (
+        f"The chat template leaves out the reasoning of {dropped:,} of {len(items):,} "
+        "replies."
     )
+    return Texts(made, plain, [note] if dropped else [])
 
 
-def _end_texts(tokens: set[int], tokenizer: Tokenizer) -> list[str]:
+def _reply(content: str) -> Turn:
+    return {"role": "assistant", "content": content}
+
+
+def _leaves_out(turn: Turn, text: str) -> bool:
+    """Whether a reply has reasoning that its text lacks."""
+    inline = (turn.get("content") or "").rpartition("</think>")[0]
+    found = [inline.rpartition("<think>")[2], *(turn.get(k) for k in _REASONING)]
+    some = [each.strip() for each in found if isinstance(each, str) and each.strip()]
+    return bool(some) and not any(each in text for each in some)
+
+
+def _texts_of(tokens: set[int], tokenizer: Tokenizer) -> list[str]:
     """The texts of the tokens that end a text, the base model's first."""
     found = [tokenizer.id_to_token(token) for token in sorted(tokens)]
     return [text for text in found if text]

@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from radazo_llm.examples import forms, tokens
-from radazo_llm.examples.files import SPLITS, Row, rows
+from radazo_llm.examples.files import SPLITS, Row, rows, split_of
 from radazo_llm.examples.tokens import Example, Splits
 from radazo_llm.formats import config, tokenizers
 from radazo_llm.settings import REWARD, Settings
@@ -34,12 +34,14 @@ class Divided(NamedTuple):
       totals: The number of all rows, by split.
       form: The form of the file.
       words: The word of each class.
+      notes: Lines on what is unusual.
     """
 
     items: dict[str, list[forms.Item]]
     totals: dict[str, int]
     form: str
     words: dict[str, str]
+    notes: list[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +51,12 @@ class Own:
     Attributes:
       path: The file or folder.
       settings: The settings of a run, which say how the file is read.
+      now: The date and the time that a chat template may name; by default the present.
     """
 
     path: Path
     settings: Settings
+    now: str | None = None
 
     def __post_init__(self) -> None:
         forms.check(self.settings)
@@ -81,7 +85,7 @@ class Own:
         """The column that names splits, or ""."""
         if self.settings.split_column:
             return self.settings.split_column
-        return _COLUMN if str(self._first().values.get(_COLUMN)) in SPLITS else ""
+        return _named_split(self._first())
 
     def absolute(self) -> "Own":
         """The same data, from any folder."""
@@ -117,7 +121,7 @@ class Own:
                     "Give more rows or another --dev-share, or name the splits in a "
                     "column (--split-column)."
                 )
-        return Divided(items, totals, form, words)
+        return Divided(items, totals, form, words, _notes(items, words))
 
     def _checked(self, form: str) -> tuple[np.ndarray, dict[str, str]]:
         """The split of each row, uint8 [rows], and the word of each class."""
@@ -170,8 +174,7 @@ class Own:
         """
         divided, texts, special = self.texts(model)
         about, tokenizer = config.read(model), tokenizers.load(model)
-        before = self.settings.prompt_length if self.settings.tune == "prompt" else 0
-        longest = tokens.longest(about.max_position_embeddings, before)
+        longest = about.max_position_embeddings
         batches, parts = [], []
         for name, examples in texts.items():
             _check_numbers(examples)
@@ -190,7 +193,8 @@ class Own:
         summary = (
             f"{self.path.name}: {', '.join(parts)} examples; at most {length} tokens."
         )
-        return Splits(tuple(batches), summary + tokens.classes(texts["train"]))
+        summary += tokens.classes(texts["train"])
+        return Splits(tuple(batches), "\n".join([summary, *divided.notes]))
 
     def problems(self) -> dict[str, list[forms.Item]]:
         """The rows of each split, whose prompts a model continues."""
@@ -203,9 +207,15 @@ class Own:
         texts, special = {}, True
         for name, items in divided.items.items():
             if items:
-                texts[name], special = forms.examples(
-                    items, model, tokenizer, all_turns=self.settings.all_turns
+                found = forms.examples(
+                    items,
+                    model,
+                    tokenizer,
+                    all_turns=self.settings.all_turns,
+                    now=self.now,
                 )
+                texts[name], special = found.examples, found.special
+                divided.notes.extend(found.notes)
         return divided, texts, special
 
     def shown(self, model: Path, number: int = 3) -> str:
@@ -222,6 +232,7 @@ class Own:
         if divided.words:
             words = ", ".join(f"{w!r} ({v})" for v, w in divided.words.items())
             lines.append(f"Classes: {words:.400}.")
+        lines += divided.notes
         some = texts["train"][:number]
         found = tokens.shown(tokenizers.load(model), some, special)
         return "\n".join([*lines, *found])
@@ -247,9 +258,20 @@ class Own:
         return kept
 
 
+def _named_split(row: Row) -> str:
+    """The name of a row's column of splits, or ""."""
+    names = map(str, row.values)
+    return next((name for name in names if name.lower() == _COLUMN), "")
+
+
 def _code(row: Row, column: str) -> int:
     """The place of a row's split in `NAMES`, if a column or a file says it."""
     name: Any = row.split
+    if not column and (other := _named_split(row)):
+        raise ValueError(
+            f"{row.place}: must have no column {other}, as the first row; got "
+            f"{row.values[other]!r:.80}. Give every row one, or rename the column."
+        )
     if column:
         if column not in row.values:
             raise ValueError(
@@ -257,13 +279,26 @@ def _code(row: Row, column: str) -> int:
                 f"{', '.join(map(str, row.values))!s:.200}."
             )
         value = row.values[column]
-        name = SPLITS.get(value) if isinstance(value, str) else None
+        name = split_of(value) if isinstance(value, str) else None
         if name is None:
             raise ValueError(
                 f"{row.place}: {column} must be one of {', '.join(SPLITS)}; got "
-                f"{value!r:.80}. Correct the row, or name another --split-column."
+                f"{value!r:.80}. Correct the row, rename the column, or name another "
+                "--split-column."
             )
     return _UNKNOWN if name is None else NAMES.index(name)
+
+
+def _notes(items: dict[str, list[forms.Item]], words: dict[str, str]) -> list[str]:
+    """A line on each class that is measured and not trained on."""
+    trained, names = {item.label for item in items["train"]}, list(words)
+    return [
+        f"No row to train on has the label {names[label]!r:.80}, and rows of {split} "
+        "have it."
+        for split in NAMES[1:]
+        for label in sorted({item.label for item in items[split]} - trained)
+        if words
+    ]
 
 
 def _check_numbers(examples: list[Example]) -> None:
@@ -285,6 +320,7 @@ def _shown(found: Iterator[Row], total: int | None = None) -> Iterator[Row]:
 def _hash(item: forms.Item) -> int:
     """A number that is the same for the same prompt."""
     text = json.dumps(item.turns) + item.prompt
+    text += json.dumps(item.tools) if item.tools else ""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 

@@ -58,20 +58,6 @@ class Splits(NamedTuple):
     summary: str
 
 
-def longest(positions: int, prompt_length: int) -> int:
-    """The number of tokens that a model accepts after a soft prompt.
-
-    Raises:
-      ValueError: If there is none.
-    """
-    if prompt_length >= positions:
-        raise ValueError(
-            f"--prompt-length must be below the model's {positions} positions; got "
-            f"{prompt_length}."
-        )
-    return positions - prompt_length
-
-
 def encode(
     tokenizer: Tokenizer,
     examples: Sequence[Example],

@@ -1,4 +1,4 @@
-"""Adapters and soft prompts, as `peft` reads and writes them."""
+"""Adapters, as `peft` reads and writes them."""
 
 import contextlib
 import functools
@@ -20,16 +20,16 @@ CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 
 
 def load(model: LanguageModel, folder: Folder) -> None:
-    """Adds the adapters or the soft prompt that `peft` wrote, or `save`.
+    """Adds the adapters that `peft` wrote, or `save`.
 
     Args:
-      model: A model without either, changed in place.
+      model: A model without adapters, changed in place.
       folder: Holds `adapter_config.json` and `adapter_model.safetensors`.
 
     Raises:
       FileNotFoundError: If a file is not there.
       ValueError: If the files are damaged, or hold anything but plain adapters of
-        projections of the model or a soft prompt.
+        projections of the model.
     """
     folder = Path(folder)
     config = _read_config(folder, model)
@@ -37,12 +37,8 @@ def load(model: LanguageModel, folder: Folder) -> None:
 
     def add(model: LanguageModel) -> LanguageModel:
         rngs = nnx.Rngs(0)  # What is drawn is replaced.
-        if config["peft_type"] == "LORA":
-            sizes = {"rank": config["r"], "alpha": config["lora_alpha"]}
-            targets = config["target_modules"]
-            lora.add_lora(model, **sizes, targets=targets, rngs=rngs)
-        else:
-            lora.add_prompt(model, length=config["num_virtual_tokens"], rngs=rngs)
+        sizes = {"rank": config["r"], "alpha": config["lora_alpha"]}
+        lora.add_lora(model, **sizes, targets=config["target_modules"], rngs=rngs)
         return model
 
     with contextlib.ExitStack() as files:
@@ -58,38 +54,25 @@ def load(model: LanguageModel, folder: Folder) -> None:
 
 
 def save(model: LanguageModel, folder: Folder, *, base: str) -> None:
-    """Writes adapters or a soft prompt as `peft.PeftModel.from_pretrained` reads them.
+    """Writes adapters as `peft.PeftModel.from_pretrained` reads them.
 
     Args:
-      model: A model with adapters or a soft prompt.
+      model: A model with adapters.
       folder: The folder to write; it is made if it is not there.
       base: The name or folder of the base model, written to the configuration.
 
     Raises:
-      ValueError: If the model has neither.
+      ValueError: If the model has none.
     """
-    layers: list[int] = []
+    targets = lora.adapted(model)
+    if not targets:
+        raise ValueError("model must have adapters; got none.")
     first, number = model.first_layer, model.config.num_hidden_layers
-    if model.prompt is not None:
-        length, width = model.prompt.shape
-        config = {
-            "peft_type": "PROMPT_TUNING",
-            "num_virtual_tokens": length,
-            "token_dim": width,
-        }
-    elif targets := lora.adapted(model):
-        rank, alpha = lora.sizes(model)
-        config = {
-            "peft_type": "LORA",
-            "r": rank,
-            "lora_alpha": alpha,
-            "target_modules": targets,
-        }
-        layers = lora.adapted_layers(model)
-        if len(layers) < first + number:
-            config |= {"layers_to_transform": [first + i for i in layers]}
-    else:
-        raise ValueError("model must have adapters or a soft prompt; got neither.")
+    layers, (rank, alpha) = lora.adapted_layers(model), lora.sizes(model)
+    config: dict[str, Any] = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha}
+    config["target_modules"] = targets
+    if len(layers) < first + number:
+        config["layers_to_transform"] = [first + i for i in layers]
     config |= {"task_type": "CAUSAL_LM", "base_model_name_or_path": base}
     config |= {"inference_mode": True}
     tensors: dict[str, np.ndarray] = {}
@@ -101,9 +84,8 @@ def save(model: LanguageModel, folder: Folder, *, base: str) -> None:
 def _read_config(folder: Path, model: LanguageModel) -> dict[str, Any]:
     path = model_file(folder, CONFIG)
     config = json_object(path)
-    sizes = {"LORA": ("r", "lora_alpha"), "PROMPT_TUNING": ("num_virtual_tokens",)}
     try:
-        kind = one_of(sizes, "peft_type", config.get("peft_type"))
+        one_of({"LORA": ""}, "peft_type", config.get("peft_type"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     modules = config.get("target_modules")
@@ -111,19 +93,18 @@ def _read_config(folder: Path, model: LanguageModel) -> dict[str, Any]:
     listed = isinstance(modules, list) and 0 < len(modules) <= len(known)
     valid = listed and all(isinstance(m, str) and m in known for m in modules)
     plain = not config.get("use_dora") and not config.get("use_rslora")
-    if kind == "LORA" and not (valid and plain):
+    if not (valid and plain):
         raise ValueError(
             f"{path}: adapters must be plain ones of {', '.join(known)}; got "
             f"target_modules {modules!r:.80}, use_dora {config.get('use_dora')!r:.80} "
             f"and use_rslora {config.get('use_rslora')!r:.80}."
         )
-    for name in sizes[kind]:
+    for name in ("r", "lora_alpha"):
         value = config.get(name)
         whole = type(value) is int or (name == "lora_alpha" and type(value) is float)
         if not whole or not 0 < value < 2**31:
             raise ValueError(f"{path}: {name} must be positive; got {value!r:.80}.")
-    if kind == "LORA":
-        lora.check_rank(model, config["r"], modules, f"{path}: r")
+    lora.check_rank(model, config["r"], modules, f"{path}: r")
     return config
 
 
@@ -134,8 +115,6 @@ def _adapted(config: dict[str, Any], model: LanguageModel, folder: Path) -> list
     the last ones.
     """
     given = config.get("layers_to_transform")
-    if given is None and config["peft_type"] != "LORA":
-        return []
     first, number = model.first_layer, model.config.num_hidden_layers
     layers = list(range(first + number)) if given is None else given
     if not (
@@ -158,12 +137,9 @@ def _views(
     """Yields what was tuned, and the parts of an array like it by their names in peft.
 
     Args:
-      model: A model with adapters or a soft prompt.
+      model: A model with adapters.
       layers: The indices of the model's layers that have adapters in the file.
     """
-    if model.prompt is not None:
-        yield model.prompt, lambda array: {"prompt_embeddings": array}
-        return
     for name in lora.adapted(model):
         adapter = getattr(model.layers, name).lora
         for matrix, variable in (("A", adapter.lora_a), ("B", adapter.lora_b)):

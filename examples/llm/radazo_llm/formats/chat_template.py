@@ -1,10 +1,14 @@
 """Chat templates, and the tokens that end a reply."""
 
+import dataclasses
+import datetime
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -20,11 +24,130 @@ from radazo_llm.formats.files import json_object, model_file
 # The special tokens that a template may name.
 SPECIAL = [f"{n}_token" for n in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 SECONDS = 30.0  # In which a template must be rendered, on a busy machine too.
-Turn = dict[str, str]
+# Conditions by which Qwen 3 leaves out the reasoning of earlier replies. To train on
+# all replies, each is rendered with it, empty or not, as TRL does.
+_LATEST = re.compile(
+    r"loop\.index0 > ns\.last_query_index"
+    r"|loop\.last or \(not loop\.last and reasoning_content\)"
+)
+_PROBE = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+Turn = dict[str, Any]
+
+
+class Chat(NamedTuple):
+    """A conversation to render.
+
+    Attributes:
+      messages: The turns.
+      tools: The tools that the model may call.
+      add_generation_prompt: Whether the begin of the next reply follows.
+    """
+
+    messages: Sequence[Turn]
+    tools: Any = None
+    add_generation_prompt: bool = True
+
+
+class Text(NamedTuple):
+    """A conversation as text.
+
+    Attributes:
+      text: The text.
+      replies: The parts that the template marks by `{% generation %}`.
+    """
+
+    text: str
+    replies: Sequence[Sequence[int]] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """The chat template of a model.
+
+    Attributes:
+      folder: The model's folder or file.
+      source: The template; None if the model has none.
+      special: The special tokens by name.
+      now: The date and the time that it may name, in the format of ISO 8601.
+    """
+
+    folder: Path
+    source: str | None
+    special: dict[str, Any]
+    now: str
+
+    def render(self, chats: Sequence[Chat], *, all_replies: bool = False) -> list[Text]:
+        """Renders chats as transformers does; without a template, in plain lines.
+
+        Args:
+          chats: The chats.
+          all_replies: Whether earlier replies keep their reasoning, as the last one.
+
+        Raises:
+          ValueError: If the template cannot be rendered, or takes too much memory or
+            time.
+        """
+        if self.source is None:
+            return [Text(_lines(chat.messages)) for chat in chats]
+        given = {
+            "source": _LATEST.sub("true", self.source) if all_replies else self.source,
+            "chats": [chat._asdict() for chat in chats],
+            "special": self.special,
+            "now": self.now,
+        }
+        try:
+            found = _rendered(json.dumps(given), SECONDS + 0.01 * len(chats))
+        except ValueError as error:
+            raise ValueError(
+                f"{self.folder}: the chat template cannot be rendered: {error}"
+            ) from None
+        return [Text(*each) for each in found]
+
+
+def load(folder: Path, now: str | None = None) -> Template:
+    """The chat template of a model.
+
+    Args:
+      folder: Its folder or file.
+      now: The date and the time that the template may name; by default the present.
+    """
+    path = model_file(folder, "chat_template.jinja")
+    config = model_file(folder, "tokenizer_config.json")
+    if gguf_file.is_gguf(folder):
+        names = gguf_tokenizer.config(gguf_model.read(folder))
+    else:
+        names = json_object(config) if config.is_file() else {}
+    source = path.read_text("utf-8") if path.is_file() else names.get("chat_template")
+    if isinstance(source, list):  # Several of them, by name.
+        named = {one.get("name"): one for one in source if isinstance(one, dict)}
+        source = named.get("default", {}).get("template")
+    special = {
+        name: token.get("content") if isinstance(token, dict) else token
+        for name in SPECIAL
+        if (token := names.get(name)) is not None
+    }
+    known = source if isinstance(source, str) else None
+    return Template(folder, known, special, now or present())
+
+
+def present() -> str:
+    """The present date and time, in the format of ISO 8601."""
+    return datetime.datetime.now().isoformat(timespec="seconds")
 
 
 def ends(folder: Path, tokenizer: Tokenizer) -> set[int]:
-    """The tokens that end a text."""
+    """The tokens that end a text, by the configuration and by the chat template."""
+    found = of_config(folder, tokenizer)
+    try:
+        [probe] = load(folder).render([Chat(_PROBE, add_generation_prompt=False)])
+    except ValueError:
+        return found  # Whoever renders with the template reports it.
+    last = special_end(probe.text, special_texts(tokenizer))
+    return found | ({tokenizer.token_to_id(last)} - {None})
+
+
+def of_config(folder: Path, tokenizer: Tokenizer) -> set[int]:
+    """The tokens that end a text by the configuration."""
     if gguf_file.is_gguf(folder):
         return set(gguf_model.config(gguf_model.read(folder))["eos_token_id"])
     found = {tokenizer.token_to_id(tokenizers.BOS)}  # OPT's, which is its end as well.
@@ -39,45 +162,30 @@ def ends(folder: Path, tokenizer: Tokenizer) -> set[int]:
     return found - {None}
 
 
-def conversation(folder: Path) -> Callable[[Sequence[list[Turn]]], list[str]]:
-    """Returns a function that makes a text of the turns of each chat.
-
-    The function raises a ValueError if the template cannot be rendered, or takes too
-    much memory or time.
-    """
-    path = model_file(folder, "chat_template.jinja")
-    config = model_file(folder, "tokenizer_config.json")
-    if gguf_file.is_gguf(folder):
-        names = gguf_tokenizer.config(gguf_model.read(folder))
-    else:
-        names = json_object(config) if config.is_file() else {}
-    source = path.read_text("utf-8") if path.is_file() else names.get("chat_template")
-    if isinstance(source, list):  # Several of them, by name.
-        named = {one.get("name"): one for one in source if isinstance(one, dict)}
-        source = named.get("default", {}).get("template")
-    if not isinstance(source, str):
-        return lambda chats: [
-            "\n".join(turn["content"] for turn in turns) for turns in chats
-        ]
-    special = {
-        name: token.get("content") if isinstance(token, dict) else token
-        for name in SPECIAL
-        if (token := names.get(name)) is not None
-    }
-
-    def render(chats: Sequence[list[Turn]]) -> list[str]:
-        given = {"source": source, "chats": list(chats), "special": special}
-        try:
-            return _rendered(json.dumps(given), SECONDS + 0.01 * len(chats))
-        except ValueError as error:
-            raise ValueError(
-                f"{folder}: the chat template cannot be rendered: {error}"
-            ) from None
-
-    return render
+def special_texts(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """The texts of the special tokens, longer ones first."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    found = [token.content for token in added if token.special and token.content]
+    return tuple(sorted(found, key=len, reverse=True))
 
 
-def _rendered(given: str, seconds: float) -> list[str]:
+def special_end(text: str, special: Sequence[str]) -> str:
+    """The special token by which a text ends, or ""."""
+    text = text.rstrip()
+    return next((token for token in special if text.endswith(token)), "")
+
+
+def _lines(turns: Sequence[Turn]) -> str:
+    texts = [turn.get("content") for turn in turns]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(
+            "--model must have a chat template for messages with tool_calls; it has "
+            "none."
+        )
+    return "\n".join(texts)
+
+
+def _rendered(given: str, seconds: float) -> list[Any]:
     """The texts from another process, which may take so long."""
     # Some modules of its folder have the names of libraries.
     command = [sys.executable, "-P", template_process.__file__]

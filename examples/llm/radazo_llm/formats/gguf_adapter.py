@@ -16,7 +16,8 @@ def check(model_type: str) -> str:
     Raises:
       ValueError: If it has none.
     """
-    names = {ours: name for name, ours in gguf_model.ARCHITECTURES.items()}
+    names = {hf: name for name, hf in gguf_model.ARCHITECTURES.items()}
+    names["mistral"] = "llama"
     if model_type not in names:
         raise ValueError(
             f"--export-gguf must be given with a model of {', '.join(names)}; got "

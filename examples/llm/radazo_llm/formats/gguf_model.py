@@ -152,6 +152,8 @@ def config(file: File) -> dict[str, Any]:
     if (family, values.get("num_hidden_layers")) in _GEMMAS_OF_27B:
         heads = values.get("num_attention_heads") or 1
         values["query_pre_attn_scalar"] = values.get("hidden_size", 0) // heads
+    elif family in ("gemma2", "gemma3"):
+        values["query_pre_attn_scalar"] = None  # The width of a head.
     values |= _partial_rotation(file, values)
     scaling = file.metadata.get(f"{family}.rope.scaling.type", "none")
     if scaling != "none":

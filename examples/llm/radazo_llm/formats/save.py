@@ -49,7 +49,7 @@ def save(model: LanguageModel, folder: Folder) -> None:
     """Writes a checkpoint that `load` reads, and Hugging Face's `from_pretrained`.
 
     Args:
-      model: The model, without adapters or a soft prompt.
+      model: The model, without adapters.
       folder: The folder to write; it is made if it is not there. A checkpoint in it is
         replaced. A large model has several files of tensors.
 
@@ -68,9 +68,6 @@ def merged(model: LanguageModel, folder: Folder, *, base: Path) -> None:
       folder: The folder to write; it is made if it is not there.
       base: The folder or the GGUF file that the model came from; its tokenizer is
         copied, and so are layers before the model's own, one tensor at a time.
-
-    Raises:
-      ValueError: If the model has a soft prompt.
     """
     tensors, about = _own_tensors(lora.merge(model)), model.config
     with contextlib.ExitStack() as files:
@@ -102,8 +99,8 @@ def _own_tensors(model: LanguageModel) -> dict[str, Tensor]:
     for path, variable in nnx.to_flat_state(nnx.state(model)):
         if type(variable) is not nnx.Param:
             raise ValueError(
-                "model must have no adapters and no soft prompt to be saved; got "
-                f"{'.'.join(map(str, path))}."
+                "model must have no adapters and no blocks of a file to be saved; "
+                f"got {'.'.join(map(str, path))}."
             )
         tensors |= names.views(model, path, np.asarray(variable[...]))
 

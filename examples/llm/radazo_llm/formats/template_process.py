@@ -9,12 +9,14 @@ controls, `{% generation %}`, `tojson`, `raise_exception` and `strftime_now`.
 """
 
 import datetime
+import itertools
 import json
+import secrets
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jinja2 import Environment, nodes
+from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -43,34 +45,55 @@ def main() -> None:
 
 
 def rendered(
-    source: str, chats: list[list[dict[str, str]]], special: dict[str, Any]
-) -> list[str]:
-    """The text of each chat, up to the begin of the next reply."""
-    template = environment().from_string(source)
-    texts = [
-        template.render(
-            messages=turns,
-            tools=None,
-            documents=None,
-            add_generation_prompt=turns[-1]["role"] != "assistant",
-            **special,
-        )
-        for turns in chats
-    ]
-    if sum(map(len, texts)) > LONGEST * len(chats):
+    source: str, chats: list[dict[str, Any]], special: dict[str, Any], now: str
+) -> list[tuple[str, list[tuple[int, int]]]]:
+    """The text of each chat, and the parts that the template marks as replies.
+
+    Args:
+      source: The template.
+      chats: The messages, the tools, and whether the begin of the next reply follows.
+      special: The special tokens that the template may name.
+      now: The date and the time, in the format of ISO 8601.
+    """
+    sandbox = environment(datetime.datetime.fromisoformat(now))
+    template, texts = sandbox.from_string(source), []
+    for chat in chats:
+        given = {"documents": None} | chat | special
+        text, parts = template.render(**given), []
+        if sandbox.has_marks:
+            sandbox.mark = f"\0{secrets.token_hex(8)}\0"
+            parts = _parts(template.render(**given), sandbox.mark, text)
+            sandbox.mark = ""
+        texts.append((text, parts))
+    if sum(len(text) for text, _ in texts) > LONGEST * len(chats):
         raise TemplateError(f"a text has more than {LONGEST} characters")
     return texts
 
 
-def environment() -> Environment:
+def _parts(marked: str, mark: str, text: str) -> list[tuple[int, int]]:
+    """The places in a text between its marks."""
+    pieces = marked.split(mark)
+    if "".join(pieces) != text or len(pieces) % 2 == 0:
+        raise TemplateError("its text must not depend on {% generation %}")
+    ends = list(itertools.accumulate(map(len, pieces)))
+    return list(zip(ends[:-1:2], ends[1::2], strict=True))
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """An environment that knows whether and how to mark replies."""
+
+    has_marks, mark = False, ""
+
+
+def environment(now: datetime.datetime) -> _Sandbox:
     """A sandbox with the names that chat templates use."""
-    sandbox = ImmutableSandboxedEnvironment(
+    sandbox = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     sandbox.filters["tojson"] = _json
     sandbox.globals |= {
         "raise_exception": _refuse,
-        "strftime_now": lambda text: datetime.datetime.now().strftime(text),
+        "strftime_now": now.strftime,
         "dict": _Dict(),
         "namespace": _Namespace,
     }
@@ -78,15 +101,20 @@ def environment() -> Environment:
 
 
 class Generation(Extension):
-    """`{% generation %}`, which marks the text of a reply, and leaves it as it is."""
+    """`{% generation %}`, which marks the text of a reply."""
 
     tags = frozenset({"generation"})
 
     def parse(self, parser: Parser) -> nodes.Node:
         """Reads the block."""
+        self.environment.has_marks = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
+        call = self.call_method("_marked")
+        return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _marked(self, caller: Any) -> str:
+        return f"{self.environment.mark}{caller()}{self.environment.mark}"
 
 
 class _Dict:

@@ -55,40 +55,20 @@ def row_bytes(kind: str, inputs: int) -> int:
     return inputs // LAYOUTS[kind].values * LAYOUTS[kind].num_bytes
 
 
-def scales(kind: str, rows: jax.Array, inputs: int, group: int) -> jax.Array:
-    """Returns the scales in rows of bytes, float32 [rows, inputs / group].
-
-    Args:
-      kind: A key of `LAYOUTS`.
-      rows: uint8 [rows, bytes], of which the first are the blocks.
-      inputs: The number of values of a row.
-      group: A divisor of the kind's `group`.
-    """
-    scale = _parts(kind, rows, inputs).scale.reshape(len(rows), -1)
-    return jnp.repeat(scale, LAYOUTS[kind].group // group, axis=1)
-
-
-def dequantized(
-    kind: str, rows: jax.Array, scale: jax.Array | None = None, *, inputs: int
-) -> jax.Array:
+def dequantized(kind: str, rows: jax.Array, *, inputs: int) -> jax.Array:
     """Returns the values in rows of bytes, float32 [rows, inputs].
 
     Args:
       kind: A key of `LAYOUTS`.
       rows: uint8 [rows, bytes], of which the first are the blocks.
-      scale: Scales to use instead of the own ones, as `scales` returns them.
       inputs: The number of values of a row.
     """
-    steps, own, minimum = _parts(kind, rows, inputs)
+    steps, scale, minimum = _parts(kind, rows, inputs)
     # Otherwise XLA would unpack the scale of a group for each of its values.
-    own, minimum = lax.optimization_barrier((own, minimum))
+    scale, minimum = lax.optimization_barrier((scale, minimum))
     shape = len(rows), -1, LAYOUTS[kind].group
     values = steps.astype(jnp.float32).reshape(shape)
-    if scale is None:
-        values = values * own.reshape(*shape[:2], 1)
-    else:
-        groups = values.reshape(*scale.shape, -1) * scale[..., None]
-        values = groups.reshape(values.shape)
+    values = values * scale.reshape(*shape[:2], 1)
     if minimum is not None:
         values = values + minimum.reshape(*shape[:2], 1)
     return values.reshape(len(rows), inputs)

@@ -84,7 +84,7 @@ def generate_tokens(
     """The tokens that follow each prompt.
 
     Args:
-      model: A model of any family, with or without adapters or a soft prompt.
+      model: A model of any family, with or without adapters.
       prompts: int32 [B, T], padded on the right with any token.
       lengths: The tokens of each prompt, at least 1: int32 [B].
       num_tokens: The largest number of tokens to generate.
@@ -100,12 +100,11 @@ def generate_tokens(
       ValueError: If the model has too few positions, or `num_tokens` is not positive.
     """
     batch, width = prompts.shape
-    before = 0 if model.prompt is None else len(model.prompt[...])
-    longest, total = model.config.max_position_embeddings, before + width + num_tokens
+    longest, total = model.config.max_position_embeddings, width + num_tokens
     if num_tokens < 1 or total > longest:
         raise ValueError(
             "num_tokens must be positive, and fit behind the prompts into the model's "
-            f"{longest} positions; got {num_tokens} after {before + width}."
+            f"{longest} positions; got {num_tokens} after {width}."
         )
     greedy = isinstance(temperature, int | float) and temperature == 0
     heat = jnp.asarray(temperature, jnp.float32)
@@ -126,17 +125,17 @@ def generate_tokens(
         return (lax.psum(count, names) if names else count) > 0
 
     def body(loop: _Loop) -> _Loop:
-        at = before + lengths + loop.number
+        at = lengths + loop.number
         x, cache = model.run(model.embed(loop.token[:, None]), at, loop.cache)
         number = loop.number + 1
         token = choose(x[:, 0], number)
         replies = _with_token(loop.replies, token, number, ends)
         return _Loop(number, any_left(~replies.ended), token, replies, cache)
 
-    x = model.after_prompt(model.embed(prompts))
+    x = model.embed(prompts)
     x, cache = model.run(x, 0, model.empty_cache(batch, total))
-    cache = _without_padding(cache, before + lengths)
-    last = (before + lengths - 1)[:, None, None]
+    cache = _without_padding(cache, lengths)
+    last = (lengths - 1)[:, None, None]
     hidden = jnp.take_along_axis(x, last, axis=1)[:, 0]
     zero = jnp.int32(0)
     token = choose(hidden, zero)

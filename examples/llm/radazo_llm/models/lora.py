@@ -1,4 +1,4 @@
-"""The tuned part of a model: all of it, low-rank adapters, or a soft prompt."""
+"""The tuned part of a model: all of it, or low-rank adapters."""
 
 import functools
 from collections.abc import Sequence
@@ -8,21 +8,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from radazo_llm.models.model import LanguageModel, stacked
-from radazo_llm.models.quantization import QuantizationScale, QuantizedLinear
-
-
-class PromptParam(nnx.Variable):
-    """A soft prompt. Not an `nnx.Param`, so that it can be tuned alone."""
-
+from radazo_llm.models.quantization import BlockLinear
 
 # What is tuned, as the `wrt` of nnx. An adapter's parameters are `nnx.Param` too:
 # "full" is for a model without adapters.
-FILTERS = {
-    "lora": nnx.LoRAParam,
-    "prompt": PromptParam,
-    "full": nnx.Param,
-    "scales": QuantizationScale,
-}
+FILTERS = {"lora": nnx.LoRAParam, "full": nnx.Param}
 ADAPTED = ("q_proj", "v_proj")  # The projections that get adapters by default.
 
 
@@ -93,7 +83,7 @@ def check_rank(
 
 def projections(model: LanguageModel) -> list[str]:
     """Returns the names of the linear layers that a layer of the model has."""
-    linear = nnx.Linear, QuantizedLinear, AdaptedLinear
+    linear = nnx.Linear, BlockLinear, AdaptedLinear
     children = nnx.iter_children(model.layers)
     return [name for name, child in children if isinstance(child, linear)]
 
@@ -143,21 +133,3 @@ def merge(model: LanguageModel) -> LanguageModel:
         kernel[...] = merged.astype(kernel.dtype)
         setattr(model.layers, name, layer.base)
     return model
-
-
-def add_prompt(model: LanguageModel, *, length: int = 5, rngs: nnx.Rngs) -> None:
-    """Puts `length` virtual tokens before every sequence, in place.
-
-    Their embeddings, float32 [length, width], start as embeddings of random tokens
-    of the vocabulary.
-
-    Raises:
-      ValueError: If length is not positive, or leaves no position for a token.
-    """
-    longest = model.config.max_position_embeddings
-    if not 0 < length < longest:
-        raise ValueError(
-            f"--prompt-length must be from 1 to {longest - 1}; got {length}."
-        )
-    tokens = jax.random.randint(rngs.params(), (length,), 0, model.config.vocab_size)
-    model.prompt = PromptParam(model.embed(tokens).astype(jnp.float32))

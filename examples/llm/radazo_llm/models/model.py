@@ -77,20 +77,10 @@ class LanguageModel(nnx.Module):
             embedding_init=INIT,
             **kinds(dtype, rngs),
         )
-        # Embeddings before the tokens' embeddings, [P, width]; see lora.py.
-        self.prompt: nnx.Variable | None = nnx.data(None)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """The input of the first layer for tokens int32 [B, T], [B, T, width]."""
         return self.embed_tokens(tokens)
-
-    def after_prompt(self, x: jax.Array) -> jax.Array:
-        """Embedded tokens after the soft prompt, if there is one."""
-        if self.prompt is None:
-            return x
-        prompt = self.prompt[...].astype(x.dtype)
-        prompt = jnp.broadcast_to(prompt[None], (len(x), *prompt.shape))
-        return jnp.concatenate([prompt, x], axis=1)
 
     def run(
         self, x: jax.Array, start: Any = 0, cache: Cache | None = None
@@ -113,8 +103,8 @@ class LanguageModel(nnx.Module):
         longest = self.config.max_position_embeddings
         if x.shape[1] > longest:
             raise ValueError(
-                f"tokens must be at most {longest} with the soft prompt "
-                f"(max_position_embeddings); got {x.shape[1]}."
+                f"tokens must be at most {longest} (max_position_embeddings); got "
+                f"{x.shape[1]}."
             )
         positions = jnp.arange(x.shape[1])
         if jnp.ndim(start):
@@ -182,8 +172,7 @@ class LanguageModel(nnx.Module):
         if jnp.issubdtype(tokens.dtype, jnp.floating):
             x, _ = self.through(tokens, jnp.arange(tokens.shape[1]))
             return self.normalized(x)
-        x, _ = self.run(self.after_prompt(self.embed(tokens)))
-        return x[:, x.shape[1] - tokens.shape[1] :]
+        return self.run(self.embed(tokens))[0]
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """The logits of hidden states [..., width], float32 [..., vocab]."""

@@ -1,7 +1,6 @@
-"""Frozen matrices in few bits, by Qwix or as a GGUF file has them.
+"""Frozen matrices in few bits, as a GGUF file has them.
 
-No gradient goes through rounding. Forward passes tune adapters next
-to the matrices (as QLoRA does) or their scales (as QZO does).
+No gradient goes through rounding. Forward passes tune adapters next to the matrices.
 """
 
 import functools
@@ -16,68 +15,9 @@ from flax import nnx
 from radazo_llm.models import blocks
 from radazo_llm.models.model import Embedding, LanguageModel
 
-GROUP = 128  # At most this many inputs share a scale.
-_SMALLEST_GROUP = 16  # The scales of smaller ones take as much memory as the integers.
-
 
 class Quantized(nnx.Variable):
     """The integers of a matrix."""
-
-
-class QuantizationScale(nnx.Variable):
-    """Their scales. No `nnx.Param`, so that they can be tuned alone."""
-
-
-class QuantizedLinear(nnx.Module):
-    """A linear layer, or a stack of them, whose matrix is dequantized at each use.
-
-    A subclass has `stored` and `product`.
-    """
-
-    def __init__(self, base: nnx.Linear) -> None:
-        self.in_features, self.out_features = base.in_features, base.out_features
-        self.preferred_element_type = base.preferred_element_type
-        self.bias = base.bias
-
-    def stored(self) -> Any:
-        """Returns the arrays of the matrix."""
-        raise NotImplementedError
-
-    def product(self, x: jax.Array, stored: Any, dtype: Any) -> jax.Array:
-        """Returns the products of inputs and the matrix in a dtype."""
-        raise NotImplementedError
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        # In a loop over evaluations, XLA would compute before the loop, and keep, what
-        # is made of the matrix alone.
-        stored, x = jax.lax.optimization_barrier((self.stored(), x))
-        # Later operations must not choose the layout of the matrix: XLA's TPU backend
-        # would copy the stack of them, transposed, and keep both.
-        y = jax.lax.optimization_barrier(
-            self.product(x, stored, self.preferred_element_type or x.dtype)
-        )
-        if self.bias is None:
-            return y
-        return y + self.bias[...].reshape((1,) * (y.ndim - 1) + (-1,))
-
-
-class QwixLinear(QuantizedLinear):
-    """Matrices that are arrays of Qwix."""
-
-    def __init__(self, base: nnx.Linear, qvalue: Any, scale: Any) -> None:
-        super().__init__(base)
-        self.qvalue = Quantized(qvalue)
-        self.scale = QuantizationScale(scale)
-
-    def stored(self) -> Any:
-        return self.qvalue[...], self.scale[...]
-
-    def product(self, x: jax.Array, stored: Any, dtype: Any) -> jax.Array:
-        import qwix  # Here, since it takes seconds, and few runs need it.
-
-        steps, scale = stored
-        matrix = qwix.dequantize(qwix.QArray(steps, scale.astype(x.dtype)))
-        return jnp.dot(x, matrix, preferred_element_type=dtype)
 
 
 class Rows(nnx.Module):
@@ -100,59 +40,48 @@ class Rows(nnx.Module):
         if len(self.kinds) > 1:
             numbers = [self.kinds.index(kind) for kind in kinds]
             self.kind = Quantized(jnp.asarray(numbers, jnp.int32))
-        # Float32, if they are tuned.
-        self.scale: nnx.Variable | None = nnx.data(None)
 
     def stored(self) -> Any:
-        """Returns the arrays of the rows, and the kind."""
-        scale = None if self.scale is None else self.scale[...]
-        return (self.data[...], scale), None if self.kind is None else self.kind[...]
+        """Returns the bytes of the rows, and the kind."""
+        return self.data[...], None if self.kind is None else self.kind[...]
 
-    def dequantized(self, rows: Any, kind: jax.Array | None) -> jax.Array:
+    def dequantized(self, rows: jax.Array, kind: jax.Array | None) -> jax.Array:
         """Returns the values of rows, float32 [rows, inputs]."""
         known = [
             functools.partial(blocks.dequantized, name, inputs=self.inputs)
             for name in self.kinds
         ]
-        return known[0](*rows) if kind is None else jax.lax.switch(kind, known, *rows)
+        return known[0](rows) if kind is None else jax.lax.switch(kind, known, rows)
 
     def product(self, x: jax.Array, stored: Any, dtype: Any) -> jax.Array:
         rows, kind = stored
         dequantize = functools.partial(self.dequantized, kind=kind)
         return blocks.product(x, rows, dequantize, dtype)
 
-    def widen(self) -> None:
-        """Makes the scales parameters of their own, in place."""
-        group = min(blocks.LAYOUTS[kind].group for kind in self.kinds)
 
-        def scales(data: jax.Array, kind: jax.Array | None = None) -> jax.Array:
-            known = [
-                functools.partial(blocks.scales, name, inputs=self.inputs, group=group)
-                for name in self.kinds
-            ]
-            return known[0](data) if kind is None else jax.lax.switch(kind, known, data)
-
-        arguments = [v[...] for v in (self.data, self.kind) if v is not None]
-        one = jax.vmap(scales) if arguments[0].ndim == 3 else scales
-        self.scale = QuantizationScale(one(*arguments))
-
-
-class BlockLinear(QuantizedLinear):
-    """Matrices in the blocks of a file.
+class BlockLinear(nnx.Module):
+    """Linear layers whose matrices are in the blocks of a file.
 
     They are computed in float32, and so are those that dequantizing the file gives,
     rounded to the dtype of the inputs.
     """
 
     def __init__(self, base: nnx.Linear, rows: Rows) -> None:
-        super().__init__(base)
-        self.rows = rows
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.preferred_element_type = base.preferred_element_type
+        self.bias, self.rows = base.bias, rows
 
-    def stored(self) -> Any:
-        return self.rows.stored()
-
-    def product(self, x: jax.Array, stored: Any, dtype: Any) -> jax.Array:
-        return self.rows.product(x, stored, dtype)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        # In a loop over evaluations, XLA would compute before the loop, and keep, what
+        # is made of the matrix alone.
+        stored, x = jax.lax.optimization_barrier((self.rows.stored(), x))
+        # Later operations must not choose the layout of the matrix: XLA's TPU backend
+        # would copy the stack of them, transposed, and keep both.
+        dtype = self.preferred_element_type or x.dtype
+        y = jax.lax.optimization_barrier(self.rows.product(x, stored, dtype))
+        if self.bias is None:
+            return y
+        return y + self.bias[...].reshape((1,) * (y.ndim - 1) + (-1,))
 
 
 class BlockEmbedding(nnx.Module):
@@ -163,65 +92,13 @@ class BlockEmbedding(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         rows, kind = self.rows.stored()
-        picked = jax.tree.map(lambda array: array[tokens.reshape(-1)], rows)
+        picked = rows[tokens.reshape(-1)]
         found = self.rows.dequantized(picked, kind).astype(self.dtype)
         return found.reshape(*tokens.shape, -1)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         stored, hidden = jax.lax.optimization_barrier((self.rows.stored(), hidden))
         return self.rows.product(hidden, stored, jnp.float32)
-
-
-def group_size(inputs: int) -> int:
-    """Returns how many inputs share a scale: the largest divisor up to `GROUP`.
-
-    Qwix has only groups of one size. If that would be less than 16, all inputs share
-    one scale.
-    """
-    largest = max(n for n in range(1, GROUP + 1) if inputs % n == 0)
-    return largest if largest >= min(inputs, _SMALLEST_GROUP) else inputs
-
-
-def notes(model: LanguageModel) -> list[str]:
-    """Returns a line for each number of inputs that `GROUP` does not divide."""
-    sizes = {linear.in_features for _, _, linear in _matrices(model)}
-    lines = []
-    for inputs in sorted(size for size in sizes if size > GROUP and size % GROUP):
-        group = group_size(inputs)
-        line = f"Groups of {group} of {inputs} inputs share a scale"
-        if group == inputs:
-            line = f"All {inputs} inputs share a scale, which rounds coarsely"
-        lines.append(f"{line}, because {GROUP} does not divide {inputs}.")
-    return lines
-
-
-def quantize(model: LanguageModel, qtype: str, scale_dtype: Any = jnp.float32) -> None:
-    """Quantizes the matrices of all layers and of an own head, in place.
-
-    Args:
-      model: A model without adapters.
-      qtype: "int8" or "int4".
-      scale_dtype: The dtype of the scales. Products have the model's dtype, so that
-        only scales that are tuned need more.
-    """
-    for module, name, linear in list(_matrices(model)):
-        setattr(module, name, _quantized(linear, qtype, scale_dtype))
-
-
-def _quantized(linear: nnx.Linear, qtype: str, scale_dtype: Any) -> QuantizedLinear:
-    import qwix
-
-    kernel = linear.kernel[...]
-    quantize = functools.partial(
-        qwix.quantize,
-        qtype=jnp.dtype(qtype),
-        channelwise_axes=[1],
-        tiled_axes={0: group_size(linear.in_features)},
-    )
-    # Layer by layer, since what lies between is float32.
-    one = jax.jit(lambda matrix: quantize(matrix.astype(jnp.float32)))
-    found = jax.lax.map(one, kernel) if kernel.ndim == 3 else one(kernel)
-    return QwixLinear(linear, found.qvalue, found.scale.astype(scale_dtype))
 
 
 def blocks_notes(model: LanguageModel) -> list[str]:
@@ -252,15 +129,8 @@ def num_parameters(model: LanguageModel) -> int:
     return number
 
 
-def widen_scales(model: LanguageModel) -> None:
-    """Makes the scales float32, in place, so that they can be tuned."""
-    for _, module in nnx.iter_modules(model):
-        if isinstance(module, BlockLinear):
-            module.rows.widen()
-
-
 def _matrices(model: LanguageModel) -> Iterator[tuple[nnx.Module, str, nnx.Linear]]:
-    """Yields the matrices that can be quantized, with their owners and names."""
+    """Yields the matrices that are not in blocks, with their owners and names."""
     for module in (model.layers, model):
         for name, child in nnx.iter_children(module):
             if isinstance(child, nnx.Linear):

@@ -12,8 +12,7 @@ from radazo_llm.formats import config, find
 from radazo_llm.reward import problems
 from radazo_llm.reward.pool import RewardPool
 from radazo_llm.reward.task import Task
-from radazo_llm.run import exports, session
-from radazo_llm.run.folder import checksum
+from radazo_llm.run import exports, folder, session
 from radazo_llm.settings import Settings
 from radazo_llm.tune.job import Tuned, parts_of
 
@@ -41,6 +40,7 @@ def train(
     output: Path,
     processes: int = 2,
     adapters: Path | None = None,
+    resume: bool = False,
     to: exports.Exports,
     **options: Any,
 ) -> None:
@@ -54,6 +54,7 @@ def train(
       output: The folder of the run.
       processes: Number of processes for reward functions.
       adapters: The folder of adapters to start from.
+      resume: Whether to continue the run in the folder.
       to: The paths of exports.
       options: Other options of `session.execute`.
 
@@ -66,6 +67,7 @@ def train(
     path = find.model(model)
     config.read(path)  # Its errors come before others.
     exports.check(settings, path, to)
+    now = folder.started(output, resume)
     splits = {
         name: [problems.of_item(item) for item in items]
         for name, items in source.problems().items()
@@ -82,11 +84,11 @@ def train(
     def prepare(loaded: Any, stack: contextlib.ExitStack) -> Tuned:
         identity: dict[str, Any] = {"--reward": weights}
         parts = parts_of(settings, loaded, adapters)
-        identity["the base model"] = checksum(parts.rest)
-        identity["--adapters"] = checksum(parts.params)
+        identity["the base model"] = folder.checksum(parts.rest)
+        identity["--adapters"] = folder.checksum(parts.params)
         pool = stack.enter_context(RewardPool(weights, processes, settings.timeout))
-        made = Task(settings, parts, path, splits, pool, output)
-        identity["the data"] = checksum(made.prompts)
+        made = Task(settings, parts, path, splits, pool, output, now)
+        identity["the data"] = folder.checksum(made.prompts)
         return Tuned(made.job(), parts, identity)
 
     session.execute(
@@ -95,7 +97,8 @@ def train(
         model=model,
         path=path,
         output=output,
-        notes={"data": source.path},
+        notes={"data": source.path, "started": now},
         to=to,
+        resume=resume,
         **options,
     )

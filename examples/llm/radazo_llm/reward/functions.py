@@ -14,7 +14,6 @@ import importlib.util
 import math
 import multiprocessing
 import os
-import pickle
 import re
 import signal
 import sys
@@ -99,11 +98,12 @@ def _same(text: str, right: Any) -> bool:
     return given == wanted
 
 
-def load(name: str) -> RewardFunction:
+def load(name: str, what: str = "reward") -> RewardFunction:
     """A function by its name.
 
     Args:
       name: A name in `FUNCTIONS`, file.py:function, or package.module:function.
+      what: A word for the function in messages.
 
     Raises:
       ValueError: If there is none.
@@ -116,12 +116,12 @@ def load(name: str) -> RewardFunction:
     except (Exception, SystemExit) as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
-            f"reward must be one of {', '.join(FUNCTIONS)}, file.py:function, or "
+            f"{what} must be one of {', '.join(FUNCTIONS)}, file.py:function, or "
             "package.module:function of a module that can be imported; got "
             f"{name!r} ({text:.100})."
         ) from None
     if not callable(found):
-        raise ValueError(f"reward {name!r} must be a function; got {found!r:.80}.")
+        raise ValueError(f"{what} {name!r} must be a function; got {found!r:.80}.")
     return found
 
 
@@ -185,15 +185,6 @@ def begin() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def of_bytes(job: Any) -> tuple[float, Any]:
-    """The result of a call, next to a number as a point of an evaluator has.
-
-    Args:
-      job: A `Job` that was pickled: uint8.
-    """
-    return 0.0, call(pickle.loads(job.tobytes()))
 
 
 def checked(name: str, found: Any, number: int) -> Any:

@@ -5,14 +5,13 @@ One that hangs is ended, and one that raises takes its own completions with it.
 
 import contextlib
 import multiprocessing
-import pickle
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, TimeoutError
+from concurrent.futures import TimeoutError
 from typing import Any, NamedTuple
 
 import numpy as np
+import pebble
 
-import radazo_jax as zo
 from radazo_llm.reward import functions
 from radazo_llm.reward.functions import Job, Raised, Wrong
 
@@ -50,24 +49,29 @@ class RewardPool(contextlib.ExitStack):
         for name in weights:
             functions.load(name)
         self.weights, self.processes, self.timeout = dict(weights), processes, timeout
-        self._calls: Any = None
+        self._processes: pebble.ProcessPool | None = None
         self._answered = False  # Whether a call gave a result.
 
-    def _started(self) -> ProcessPoolExecutor:
-        """New processes; the time that they take to start is no function's."""
+    def _started(self) -> pebble.ProcessPool:
+        """The processes; the time that they take to start is no function's."""
+        if self._processes is not None:
+            return self._processes
         # Not forked: JAX has threads.
         context = multiprocessing.get_context("spawn")
-        executor = ProcessPoolExecutor(self.processes, context, functions.begin)
+        begin = {"initializer": functions.begin, "context": context}
+        found = pebble.ProcessPool(self.processes, **begin)
+        self.callback(found.join)
+        self.callback(found.stop)
         try:
-            list(executor.map(len, [""] * self.processes, timeout=_START))
+            found.schedule(len, [""]).result(_START)
         except TimeoutError:
-            executor.shutdown(wait=False, cancel_futures=True)
             raise ValueError(
                 f"The processes of reward functions must start within {_START:g} s; "
                 "none did. A program that uses them must do its work under `if "
                 "__name__ == '__main__':`."
             ) from None
-        return executor
+        self._processes = found
+        return found
 
     def score(
         self,
@@ -115,29 +119,31 @@ class RewardPool(contextlib.ExitStack):
         """The values of each call, `Raised`, or a text on why there are none."""
         if not self._answered and len(jobs) > _PATIENCE:
             return self._run(jobs[:_PATIENCE]) + self._run(jobs[_PATIENCE:])
-        if self._calls is None:
-            evaluator = zo.external(executor=self._started, timeout=self.timeout)
-            self._calls = self.enter_context(evaluator.open(functions.of_bytes))
-        points = np.empty(len(jobs), object)
-        points[:] = [np.frombuffer(pickle.dumps(job), np.uint8) for job in jobs]
-        try:
-            found = self._calls.repeat(points)
-        except RuntimeError as error:  # Its processes die before one has answered.
-            raise ValueError(
-                f"{jobs[0].name} must not end its process; got {error}"
-            ) from None
-        for i, job in enumerate(jobs):
-            if i in found.failures:
-                found.infos[i] = f"{job.name} gave {found.failures[i]}"
-            elif isinstance(found.infos[i], Wrong):
-                raise ValueError(found.infos[i].problem)
-        self._answered = self._answered or len(found.failures) < len(jobs)
+        pool = self._started()
+        calls = [
+            pool.schedule(functions.call, [job], timeout=self.timeout) for job in jobs
+        ]
+        found = [
+            self._result(job.name, call) for job, call in zip(jobs, calls, strict=True)
+        ]
+        self._answered = self._answered or not all(isinstance(x, str) for x in found)
         if not self._answered:
             raise ValueError(
-                f"{found.infos[0]} in {len(jobs)} calls of {len(jobs)}: it hangs, or "
-                "its process ended. Correct it, or give a longer --timeout."
+                f"{found[0]} in {len(jobs)} calls of {len(jobs)}: it hangs, or ends "
+                "its process. Correct it, or give a longer --timeout."
             )
-        return found.infos
+        return found
+
+    def _result(self, name: str, call: Any) -> Any:
+        try:
+            found = call.result()
+        except TimeoutError:
+            return f"{name} gave no result within {self.timeout} s"
+        except pebble.ProcessExpired:
+            return f"{name} gave no result, and its process ended"
+        if isinstance(found, Wrong):
+            raise ValueError(found.problem)
+        return found
 
 
 def _failed(result: Any) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from radazo_llm.examples.forms import Item
+from radazo_llm.formats.chat_template import Chat, Turn
 
 _ARGUMENTS = ("prompts", "completions")  # Of reward functions, besides columns.
 
@@ -18,11 +19,18 @@ class Problem(NamedTuple):
       question: The text.
       columns: A value for each name.
       before: The turns of a conversation before the question; None for plain text.
+      tools: The tools that the model may call, in a conversation.
     """
 
     question: str
     columns: Mapping[str, Any]
-    before: tuple[dict[str, str], ...] | None = None
+    before: tuple[Turn, ...] | None = None
+    tools: Any = None
+
+    def chat(self) -> Chat:
+        """The conversation up to the reply."""
+        turns = [*(self.before or ()), {"role": "user", "content": self.question}]
+        return Chat(turns, self.tools)
 
 
 class Prompts(NamedTuple):
@@ -45,7 +53,7 @@ def of_item(item: Item) -> Problem:
             f"{item.place}: messages must have a turn of the user before the reply; "
             f"got one of the {last['role']}."
         )
-    return Problem(last["content"], columns, tuple(before))
+    return Problem(last["content"], columns, tuple(before), item.tools)
 
 
 def columns(problems: Sequence[Problem]) -> dict[str, list[Any]]:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 import radazo_jax as zo
 from radazo_llm.formats import tokenizers
-from radazo_llm.formats.chat_template import conversation, ends
+from radazo_llm.formats.chat_template import ends, load
 from radazo_llm.models.decode import (
     AXIS_NAMES,
     Replies,
@@ -44,6 +44,7 @@ class Task:
       splits: The problems by split: train, dev and, maybe, test.
       pool: The processes that score.
       folder: The folder of samples.
+      now: The date and the time that a chat template may name.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class Task:
         splits: dict[str, list[Problem]],
         pool: RewardPool,
         folder: Path,
+        now: str | None = None,
     ) -> None:
         self.settings, self.parts, self.pool = settings, parts, pool
         self.folder = folder
-        self.tokenizer, render = tokenizers.load(source), conversation(source)
+        self.tokenizer, template = tokenizers.load(source), load(source, now)
         self.stop = tuple(sorted(ends(source, self.tokenizer)))
         config = parts.model(parts.params).config
         positions = config.max_position_embeddings
@@ -73,16 +75,16 @@ class Task:
             made = [
                 p._replace(question=settings.instruction + p.question) for p in found
             ]
-            turns = [
-                [*(p.before or ()), {"role": "user", "content": p.question}]
-                for p in made
-            ]
-            texts = ["\n".join(turn["content"] for turn in chat) for chat in turns]
-            prompts = texts if made[0].before is None else render(turns)
+            plain = made[0].before is None
+            prompts = [p.question for p in made]
+            if not plain:
+                rendered = template.render([p.chat() for p in made])
+                prompts = [text for text, _ in rendered]
             encoded = problems.encode(
                 self.tokenizer,
                 prompts,
-                special=prompts == texts,  # A template has special tokens itself.
+                # A template has special tokens itself.
+                special=plain or template.source is None,
                 vocab_size=config.vocab_size,
                 most=room,
             )

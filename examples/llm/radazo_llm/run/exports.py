@@ -10,12 +10,6 @@ from radazo_llm.exits import reason
 from radazo_llm.formats import adapters, config, gguf_adapter, save
 from radazo_llm.settings import Settings
 
-# Kinds of tuning that have no such export.
-_NOT_EXPORTED = {
-    "export_adapters": ("full", "scales"),
-    "export_gguf": ("full", "prompt", "scales"),
-    "export_merged": ("prompt", "scales"),
-}
 Exports = dict[str, Path | None]
 
 
@@ -24,11 +18,12 @@ def check(settings: Settings, model: Path, exports: Exports) -> None:
     for name, to in exports.items():
         if to is None:
             continue
-        option, tuned = "--" + name.replace("_", "-"), _NOT_EXPORTED[name]
-        if settings.tune in tuned or to.resolve() == model.resolve():
+        option = "--" + name.replace("_", "-")
+        whole = settings.tune == "full" and name != "export_merged"
+        if whole or to.resolve() == model.resolve():
             raise ValueError(
-                f"{option} must not be the path of --model, and not be given "
-                f"with --tune {' or '.join(tuned)}; got {to}."
+                f"{option} must not be the path of --model"
+                f"{', and not be given with --tune full' * whole}; got {to}."
             )
         if name == "export_merged" and settings.quantized:
             raise ValueError(
@@ -58,7 +53,7 @@ def _check_writable(option: str, to: Path, is_file: bool) -> None:
 
 def by_default(settings: Settings, output: Path, exports: Exports) -> Exports:
     """The exports that were named; otherwise one in the folder of the run."""
-    if any(exports.values()) or settings.tune == "scales":
+    if any(exports.values()):
         return exports
     if settings.tune == "full":
         return {"export_merged": output / "merged"}

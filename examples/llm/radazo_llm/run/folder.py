@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
+from radazo_llm.formats import chat_template
 from radazo_llm.formats.files import json_object
 from radazo_llm.settings import FREE, option_name
 
@@ -90,6 +91,15 @@ def check_free(folder: Path, resume: bool) -> None:
             f"{folder} has a run of {done} steps: resume it (--resume), or choose "
             "another folder (--output)."
         )
+
+
+def started(folder: Path, resume: bool) -> str:
+    """The date and the time at which a run began, which chat templates may name."""
+    if resume and steps_done(folder):
+        notes = json_object(folder / SETTINGS).get("notes")
+        if isinstance(notes, dict) and isinstance(notes.get("started"), str):
+            return notes["started"]
+    return chat_template.present()
 
 
 def write(folder: Path, about: dict[str, Any], begun: Begun) -> None:

@@ -1,4 +1,4 @@
-"""The metrics of a run: in a file, for TensorBoard, next to a bar, and in a picture.
+"""The metrics of a run: in a file, next to a bar, and for a function of the user's.
 
 `metrics.jsonl` has a line for each step and one for each evaluation, whose numbers are
 of examples that are held out (`dev_…`), of the test, or of those to train on.
@@ -7,24 +7,17 @@ of examples that are held out (`dev_…`), of the test, or of those to train on.
 import contextlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
-METRICS, PICTURE = "metrics.jsonl", "metrics.png"
+from radazo_llm.exits import reason
+
+METRICS = "metrics.jsonl"
 # What an evaluation is compared by, and whether it falls.
 GOALS = {"dev_loss": True, "dev_reward": False}
-# Panels of a picture: the number of each step, and the numbers of evaluations.
-PANELS = {
-    "loss": ("train_loss", "dev_loss", "test_loss"),
-    "accuracy": ("train_accuracy", "dev_accuracy", "test_accuracy"),
-    "reward": ("dev_reward", "test_reward"),
-    "tokens": ("dev_tokens",),
-    "ended": ("dev_ended",),
-}
 Send = Callable[[int, dict[str, float]], None]
 
 
@@ -49,16 +42,12 @@ class Log(contextlib.ExitStack):
         send: Send | None = None,
     ) -> None:
         super().__init__()
-        from tensorboardX import SummaryWriter  # Here, since it is slow to import.
-
         self.send, before = send, rows(folder) if done else []
         self.rows = [r for r in before if r["step"] < done + is_evaluation(r)]
         self.bar = self.enter_context(tqdm(initial=done, total=end, unit="step"))
         path = folder / METRICS
         self.file = self.enter_context(path.open("w", encoding="utf-8", buffering=1))
         self.file.writelines(f"{json.dumps(row)}\n" for row in self.rows)
-        board = SummaryWriter(str(folder / "tensorboard"), purge_step=done)
-        self.board = self.enter_context(board)
 
     def step(self, number: int, values: dict[str, Any]) -> None:
         """Writes the numbers of a step."""
@@ -117,12 +106,13 @@ class Log(contextlib.ExitStack):
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Adds a line."""
         self.rows.append({"step": step} | values)
-        numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
-        if self.send is not None:
-            self.send(step, numbers)
         print(json.dumps(self.rows[-1]), file=self.file)
-        for name, value in numbers.items():
-            self.board.add_scalar(name, value, step)
+        if self.send is not None:
+            numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
+            try:
+                self.send(step, numbers)
+            except Exception as error:
+                raise ValueError(f"--report must not raise; {reason(error)}") from error
 
 
 def is_evaluation(row: dict[str, Any]) -> bool:
@@ -139,41 +129,3 @@ def rows(folder: Path) -> list[dict[str, Any]]:
         except ValueError:
             break
     return found
-
-
-def picture(folder: Path) -> None:
-    """Draws the curves of a run into its folder."""
-    import matplotlib.pyplot as plt  # Here, since it is slow to import.
-
-    found = rows(folder)
-    steps = [row for row in found if not is_evaluation(row)]
-    held_out = [row for row in found if is_evaluation(row)]
-    panels = {
-        title: [name for name in names if any(name in row for row in held_out)]
-        for title, names in PANELS.items()
-    }
-    panels = {title: names for title, names in panels.items() if names}
-    figure, all_axes = plt.subplots(
-        1,
-        len(panels),
-        figsize=(4 * len(panels), 3.2),
-        layout="constrained",
-        squeeze=False,
-    )
-    for axes, (title, names) in zip(all_axes.flat, panels.items(), strict=True):
-        if any(title in row for row in steps):
-            axes.plot(
-                _column(steps, "step"), _column(steps, title), lw=0.8, label="step"
-            )
-        for name in names:
-            some = [row for row in held_out if name in row]
-            kind = name.partition("_")[0]
-            axes.plot(_column(some, "step"), _column(some, name), "o-", label=kind)
-        axes.set(title=title, xlabel="step")
-        axes.legend(fontsize="small")
-    figure.savefig(folder / PICTURE, dpi=130)
-    plt.close(figure)
-
-
-def _column(found: Sequence[dict[str, Any]], name: str) -> np.ndarray:
-    return np.array([row.get(name) for row in found], np.float64)

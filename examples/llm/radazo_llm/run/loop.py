@@ -145,7 +145,8 @@ class _After:
         self.log.step(step - 1, row() if row else {"loss": _mean(report.values)})
         before, self.last = self.last, time.perf_counter()
         if step == self.done + _TIMED:
-            usage.tell(self.settings, self.last - before, step, self.folder)
+            left = self.settings.num_steps - step
+            print(usage.told(self.last - before, left, self.folder), flush=True)
         if self.is_due(step):
             self.measure(report.state.params, step)
 

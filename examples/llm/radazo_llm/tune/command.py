@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from radazo_llm.formats import config, find, load
-from radazo_llm.run import exports, session
+from radazo_llm.run import exports, folder, session
 from radazo_llm.settings import Settings
 from radazo_llm.tune.batches import bounds, buckets
 from radazo_llm.tune.job import Tuned, loss_of, parts_of, tuned, with_objective
@@ -24,6 +24,7 @@ def tune(
     adapters: Path | None = None,
     metrics: Sequence[str] = (),
     workers: str | None = None,
+    resume: bool = False,
     to: exports.Exports,
     **options: Any,
 ) -> None:
@@ -35,9 +36,10 @@ def tune(
       source: The examples, `splits.Own`.
       output: The folder of the run.
       dtype: The dtype of the model; by default, of the present backend.
-      adapters: The folder of adapters or of a prompt to start from.
+      adapters: The folder of adapters to start from.
       metrics: Reward functions of what the model writes, which are measured too.
       workers: The address of a scheduler, or a number of processes.
+      resume: Whether to continue the run in the folder.
       to: The paths of exports.
       options: Other options of `session.execute`.
 
@@ -50,6 +52,7 @@ def tune(
     config.read(path)  # Its errors come before errors of larger files.
     exports.check(settings, path, to)
     _check_together(settings, workers, metrics)
+    source = dataclasses.replace(source, now=folder.started(output, resume))
     # Errors in the small files are reported before the large ones are read.
     splits = source.read(path)
     settings = with_objective(settings, splits.batches[0])
@@ -77,6 +80,7 @@ def tune(
     notes = {
         "data": source.path,
         "metrics": list(metrics),
+        "started": source.now,
     }
     session.execute(
         settings,
@@ -88,6 +92,7 @@ def tune(
         to=to,
         dtype=dtype,
         workers=workers,
+        resume=resume,
         **options,
     )
 
@@ -114,7 +119,7 @@ def _with_metrics(
     }
     weights = dict.fromkeys(metrics, 1.0)
     pool = stack.enter_context(RewardPool(weights, timeout=settings.timeout))
-    task = Task(settings, made.parts, path, splits, pool, output)
+    task = Task(settings, made.parts, path, splits, pool, output, source.now)
 
     def measure(params: Any, step: int) -> dict[str, Any]:
         written = task.measure(params, step)

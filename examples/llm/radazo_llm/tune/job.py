@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from radazo_llm.examples.tokens import Batch
 from radazo_llm.formats import adapters
-from radazo_llm.models import lora, quantization
+from radazo_llm.models import lora
 from radazo_llm.models.model import LanguageModel
 from radazo_llm.run.folder import checksum
 from radazo_llm.run.loop import Job
@@ -24,6 +24,7 @@ from radazo_llm.tune.batches import bounds, buckets, chunks, draw
 from radazo_llm.tune.loss import evaluate, loss_fn
 
 NAMES = ("train", "dev", "test")
+_TRAIN_ROWS = 64  # Of those to train on, an evaluation measures so many.
 
 
 class Parts(NamedTuple):
@@ -47,33 +48,24 @@ class Parts(NamedTuple):
 def parts_of(
     settings: Settings, model: LanguageModel, start: Path | None = None
 ) -> Parts:
-    """Quantizes the model, adds adapters or a prompt, and divides it. It is consumed.
+    """Adds adapters to the model, and divides it. It is consumed.
 
     Args:
       settings: The settings of the run.
       model: The model.
-      start: The folder of adapters or a prompt to start from.
+      start: The folder of adapters to start from.
     """
     rngs = nnx.Rngs(jax.random.key(settings.seed))
-    if settings.quantize == "file" and settings.tune == "scales":
-        quantization.widen_scales(model)
-    elif settings.quantize in ("int8", "int4"):
-        scale_dtype = jnp.float32 if settings.tune == "scales" else model.dtype
-        quantization.quantize(model, settings.quantize, scale_dtype)
     if start is not None:
-        adapters.load(model, start)
-        kind = "prompt" if model.prompt is not None else "lora"
-        if settings.tune != kind:
+        if settings.tune != "lora":
             raise ValueError(
-                f"--adapters must be a folder of what --tune tunes, {settings.tune}; "
-                f"got {start} with {kind}."
+                f"--adapters must be given with --tune lora; got {settings.tune}."
             )
+        adapters.load(model, start)
     elif settings.tune == "lora":
         rank, alpha = settings.lora_rank, settings.lora_alpha
         targets = settings.lora_targets.split(",")
         lora.add_lora(model, rank=rank, alpha=alpha, targets=targets, rngs=rngs)
-    elif settings.tune == "prompt":
-        lora.add_prompt(model, length=settings.prompt_length, rngs=rngs)
     parts = nnx.split(model, lora.FILTERS[settings.tune], ...)
     # On a named device, like arrays that are rebuilt, so that both use one program.
     return Parts(parts[0], *jax.device_put(parts[1:], jax.devices()[0]))
@@ -123,7 +115,7 @@ def tuned(
       splits: The examples to train on, to evaluate on and, maybe, of the test, which
         are measured before the first step and after the last.
       frozen_folder: The folder for outputs of frozen layers.
-      start: The folder of adapters or a prompt to start from.
+      start: The folder of adapters to start from.
 
     Raises:
       ValueError: If a setting does not fit the model or the data.
@@ -148,8 +140,8 @@ def tuned(
     parts = parts_of(settings, model, start)
     if start is not None:
         identity["--adapters"] = checksum(parts.params)
-    # Of each bucket, so many that they are as many as an evaluation measures.
-    share = min(settings.eval_examples / number, 1.0)
+    # A few of each bucket: an evaluation is for the examples that are held out.
+    share = min(min(settings.eval_examples, _TRAIN_ROWS) / number, 1.0)
     measured = data | {"train": [_some(part, share) for part in data["train"]]}
     counts = tuple(len(part.label) for part in data["train"])
     job = Job(

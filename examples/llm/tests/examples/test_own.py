@@ -20,6 +20,8 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}a:{% endif %}"
 )
+WORSE = {"role": "assistant", "content": "c"}
+BETTER = {"prompt": "a:", "chosen": "b", "rejected": "c"}
 CHOICE = {"prompt": "a:", "candidates": ["b", "c"], "answer": "c"}
 
 
@@ -68,6 +70,15 @@ def pair(prompt, completion):
         ({"messages": json.dumps(CHAT)}, {}, "u:a</s>a:", ("b</s>",), 0),
         ({"messages": CHAT * 2}, {}, "u:a</s>a:b</s>u:a</s>a:", ("b</s>",), 0),
         (CHOICE, {}, "a:", (" b", " c"), 1),
+        (BETTER, {}, "a:", (" b", " c"), 0),
+        (BETTER, {"chat": True}, "u:a:</s>a:", ("b", "c"), 0),
+        (
+            {"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": [WORSE]},
+            {},
+            "u:a</s>a:",
+            ("b", "c"),
+            0,
+        ),
         (CHOICE | {"answer": 0}, {}, "a:", (" b", " c"), 0),
         (
             CHOICE | {"candidates": '["0", "1"]', "answer": "1"},
@@ -103,6 +114,48 @@ def test_tables_have_quotes_marks_and_other_separators(tmp_path):
         assert [*found[0].values] == ["text", "label"]
 
 
+def test_an_array_has_the_lines_of_its_rows(tmp_path):
+    rows = [{"text": "a\n", "label": i} for i in range(3)]
+    for content, places in (
+        (json.dumps(rows), [1, 1, 1]),
+        ("\ufeff\n" + json.dumps(rows, indent=1), [3, 7, 11]),
+        ("[]\n", []),
+    ):
+        path = written(tmp_path, content, "my.json")
+        found = list(files.rows(path))
+        assert [row.values for row in found] == rows[: len(places)]
+        assert [row.place for row in found] == [f"{path}:{n}" for n in places]
+    assert (
+        list(files.rows(written(tmp_path, lines(*rows), "my.json")))[2].place[-1] == "3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"a": 1},\n 2]', "my.json:2: must be a JSON object, in an array of them; g"),
+        ('[{"a": 1}\n{"a": 1}]', "my.json:1: must be a JSON object"),
+        ('[{"a": 1}', "my.json:1: must be a JSON object"),
+        ('[{"a": 1}] 3', "my.json:1: must be a JSON object"),
+        ('[{"a": "\n', "my.json:1: must be a JSON object"),
+        (f"[{DEEP_OBJECT.decode()}]", "my.json:1: must be a JSON object"),
+        (b"[\xff]", "my.json must be UTF-8"),
+    ],
+)
+def test_what_is_wrong_with_an_array(content, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        list(files.rows(written(tmp_path, content, "my.json")))
+
+
+def test_a_label_that_no_row_to_train_on_has_is_said(tmp_path, job):
+    rows = [r | {"split": ("train", "dev", "test")[i % 3]} for i, r in enumerate(TEXT)]
+    rows[5] |= {"label": 2}
+    summary = Own(written(tmp_path, lines(*rows))).read(job).summary
+    assert summary.endswith(
+        "\nNo row to train on has the label '2', and rows of test have it."
+    )
+
+
 def split_of(own):
     """The texts of each split."""
     found = own.divided().items
@@ -124,15 +177,13 @@ def test_shares_divide_prompts_and_not_rows(tmp_path):
 
 
 def test_a_column_or_the_names_of_files_divide(tmp_path):
-    names = ["train", "train", "val", "test"]
+    names = ["Train", "train", "val", " TEST"]
     expected = {"train": ["day 0", "day 1"], "dev": ["day 2"], "test": ["day 3"]}
-    for column, given in (("s", "s"), ("split", "")):
+    for column, given in (("s", "s"), ("split", ""), ("Split", "")):
         rows = [r | {column: n} for r, n in zip(TEXT[:4], names, strict=True)]
         own = Own(written(tmp_path, lines(*rows)), split_column=given)
         assert split_of(own) == expected
-    other = [row | {"split": "first fold"} for row in TEXT]
-    assert len(split_of(Own(written(tmp_path, lines(*other))))["train"]) == 18
-    written(tmp_path, lines(*TEXT[:2]), "train.jsonl")
+    written(tmp_path, lines(*TEXT[:2]), "Train.jsonl")
     written(tmp_path, "text,label\nday 2,0\n", "dev.csv")
     written(tmp_path, "text,label\nday 3,1\n", "test.csv")
     assert split_of(Own(tmp_path)) == expected
@@ -213,6 +264,12 @@ BAD = {
     "labels": (changed(), {"labels": "a=1,a=0"}, "--labels must be WORD=VALUE for"),
     "one label": (changed(), {"labels": "a=1"}, "--labels must have two words"),
     "template": (changed(), {"template": "It was"}, "--template must contain {text}"),
+    "split": (
+        lines(*(row | {"split": "holdout"} for row in TEXT)),
+        {},
+        "my.jsonl:1: split must be one of train, dev, val, valid, validation, test; go",
+    ),
+    "late split": (changed(split="test"), {}, "my.jsonl:21: must have no column spl"),
     "encoding": (
         changed().encode() + b"\xff\n",
         {},
@@ -236,6 +293,11 @@ BAD = {
         lines({"messages": CHAT[:1] * 2}),
         {},
         "end with a reply of the assis",
+    ),
+    "rejected": (
+        lines({"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": CHAT}),
+        {},
+        "chosen and rejected must each be a list of one reply",
     ),
     "candidates": (lines(CHOICE | {"candidates": ["b"]}), {}, "must be a list of two"),
     "answer": (lines(CHOICE | {"answer": 2}), {}, "answer must be one of the candidat"),

@@ -5,17 +5,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from radazo_llm.examples.tokens import Example, encode, longest
+from radazo_llm.examples.tokens import Example, encode
 from radazo_llm.formats import tokenizers
 from research import corpus
-
-
-def test_a_soft_prompt_must_leave_positions():
-    assert longest(32, 0) == 32 and longest(32, 31) == 1
-    with pytest.raises(
-        ValueError, match=r"--prompt-length must be below .* 32 pos.*500"
-    ):
-        longest(32, 500)
 
 
 def assert_batch(batch, **expected):

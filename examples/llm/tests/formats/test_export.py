@@ -23,93 +23,84 @@ from radazo_llm.models import lora
 from .. import tiny
 
 _GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
-_BASES = {"lora": "norm_before", "prompt": "norm_before"}
+_BASE = _GOLDEN / "opt" / "norm_before"
+_LORA = _GOLDEN / "peft" / "lora"
 
 
-def _golden(name):
-    return load_file(_GOLDEN / "peft" / name / "adapter_model.safetensors")
+def _logits():
+    return np.load(_LORA / "logits.npz")
 
 
-def _logits(name):
-    return np.load(_GOLDEN / "peft" / name / "logits.npz")
-
-
-def _tuned(name):
-    """Our model with the adapters or the prompt that peft has in its file."""
-    model = loading.load(_GOLDEN / "opt" / _BASES[name], dtype=jnp.float32)
-    adapters.load(model, _GOLDEN / "peft" / name)
+def _tuned():
+    """Our model with the adapters that peft has in its file."""
+    model = loading.load(_BASE, dtype=jnp.float32)
+    adapters.load(model, _LORA)
     return model
 
 
-@pytest.mark.parametrize("name", _BASES)
-def test_tuned_logits_are_those_of_peft(name):
-    expected = _logits(name)
-    logits = tiny.logits(_tuned(name), expected["tokens"])
+def test_tuned_logits_are_those_of_peft():
+    expected = _logits()
+    logits = tiny.logits(_tuned(), expected["tokens"])
     np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", _BASES)
-def test_files_are_those_that_peft_writes(name, tmp_path):
-    adapters.save(_tuned(name), tmp_path, base=_BASES[name])
+def test_files_are_those_that_peft_writes(tmp_path):
+    adapters.save(_tuned(), tmp_path, base="norm_before")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
     found = load_file(tmp_path / "adapter_model.safetensors")
-    expected = _golden(name)
+    expected = load_file(_LORA / "adapter_model.safetensors")
     assert found.keys() == expected.keys()
     for key, tensor in found.items():
         assert tensor.dtype == expected[key].dtype
         np.testing.assert_array_equal(tensor, expected[key], key)
     ours, theirs = (
         json.loads((folder / "adapter_config.json").read_text("utf-8"))
-        for folder in (tmp_path, _GOLDEN / "peft" / name)
+        for folder in (tmp_path, _LORA)
     )
     assert ours == {key: theirs[key] for key in ours}
     # What peft cannot take from its defaults.
     needed = {"peft_type", "task_type", "base_model_name_or_path"}
-    needed |= {
-        "lora": {"r", "lora_alpha", "target_modules"},
-        "prompt": {"num_virtual_tokens", "token_dim"},
-    }[name]
+    needed |= {"r", "lora_alpha", "target_modules"}
     assert needed <= ours.keys()
 
 
-def _changed(change, name, to):
+def _changed(change, to):
     """A copy of what peft wrote, its configuration changed."""
-    folder = shutil.copytree(_GOLDEN / "peft" / name, to)
+    folder = shutil.copytree(_LORA, to)
     path = folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | change), "utf-8")
     return folder
 
 
 _BAD_ADAPTERS = {
-    "kind": ("lora", {"peft_type": "IA3"}, "peft_type must be one of LORA, .*'IA3'"),
+    "kind": ({"peft_type": "IA3"}, "peft_type must be one of LORA; .*'IA3'"),
     "modules": (
-        "lora",
         {"target_modules": ["fc9"]},
         "plain ones of fc1, .*; got .*'fc9'",
     ),
-    "layers": ("lora", {"layers_to_transform": [2]}, "numbers of the 2 layers; got"),
-    "dora": ("lora", {"use_dora": True}, "must be plain ones .*use_dora True"),
-    "rank": ("lora", {"r": 0}, "r must be positive; got 0"),
-    "shape": ("lora", {"r": 2}, r"lora_A.weight must be of shape \(2, 32\)"),
-    "prompt": ("prompt", {"num_virtual_tokens": None}, "must be positive; got None"),
+    "layers": ({"layers_to_transform": [2]}, "numbers of the 2 layers; got"),
+    "dora": ({"use_dora": True}, "must be plain ones .*use_dora True"),
+    "rank": ({"r": 0}, "r must be positive; got 0"),
+    "shape": ({"r": 2}, r"lora_A.weight must be of shape \(2, 32\)"),
+    "prompt": ({"peft_type": "PROMPT_TUNING"}, "must be one of LORA; got"),
 }
 
 
 @pytest.mark.parametrize("case", _BAD_ADAPTERS)
 def test_bad_adapters(case, tmp_path):
-    name, change, message = _BAD_ADAPTERS[case]
-    model = loading.load(_GOLDEN / "opt" / _BASES[name], dtype=jnp.float32)
+    change, message = _BAD_ADAPTERS[case]
+    model = loading.load(_BASE, dtype=jnp.float32)
     with pytest.raises(ValueError, match=message):
-        adapters.load(model, _changed(change, name, tmp_path / "adapters"))
+        adapters.load(model, _changed(change, tmp_path / "adapters"))
 
 
 def test_a_merged_model_is_the_adapted_one(tmp_path):
-    base = _GOLDEN / "opt" / "norm_before"
-    expected = _logits("lora")
-    saving.merged(_tuned("lora"), tmp_path, base=base)
+    base = _BASE
+    expected = _logits()
+    saving.merged(_tuned(), tmp_path, base=base)
     merged = loading.load(tmp_path, dtype=jnp.float32)
     np.testing.assert_allclose(
         tiny.logits(merged, expected["tokens"]), expected["logits"], rtol=0, atol=1e-4
@@ -148,8 +139,6 @@ def test_merging_rounds_to_the_dtype_of_the_model():
 
 def test_a_model_that_has_no_adapters_cannot_leave_as_adapters(tmp_path):
     model = loading.load(_GOLDEN / "opt" / "norm_before")
-    with pytest.raises(ValueError, match="model must have adapters or a soft prompt"):
+    with pytest.raises(ValueError, match="model must have adapters; got none"):
         adapters.save(model, tmp_path / "out", base="")
-    with pytest.raises(ValueError, match="model must have no adapters and no soft pro"):
-        saving.merged(_tuned("prompt"), tmp_path / "out", base=tmp_path)
     assert not (tmp_path / "out").exists()

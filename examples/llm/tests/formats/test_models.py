@@ -26,7 +26,8 @@ ADAPTERS = GOLDEN / "peft" / "lora"
 def chat(folder):
     """Reads of a model's folder what a chat needs."""
     chat_template.ends(folder, Tokenizer(models.BPE()))
-    return chat_template.conversation(folder)([[{"role": "user", "content": "a"}]])
+    chat = chat_template.Chat([{"role": "user", "content": "a"}])
+    return chat_template.load(folder).render([chat])
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from flax import nnx
 
 from radazo_llm.formats import gguf_model, stored
 from radazo_llm.formats import load as loading
-from radazo_llm.models import blocks, lora, quantization
+from radazo_llm.models import blocks, quantization
 
 from .. import tables, tiny
 
@@ -117,22 +117,6 @@ def test_products_in_pieces_are_those_of_the_matrix(models, monkeypatch):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     expected = np.take_along_axis(expected[:, -1], tiny.TOKENS[:, :3], axis=1)
     np.testing.assert_allclose(picked, expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_scales_that_are_tuned_are_those_of_the_blocks(file, models):
-    kept = loading.load(file, dtype=jnp.float32, keep_blocks=True)
-    quantization.widen_scales(kept)
-    scales = nnx.state(kept, lora.FILTERS["scales"])
-    shapes = [leaf.shape for leaf in jax.tree.leaves(scales)]
-    assert sorted(set(shapes)) == [(2, WIDTH, WIDTH // 32), (2, WIDTH, WIDTH // 16)]
-    down, dense = kept.layers.down_proj.rows, models[1].layers.down_proj.kernel[...]
-    (data, scale), kinds = down.stored()
-    for i, matrix in enumerate(dense):
-        found = down.dequantized((data[i], 2 * scale[i]), kinds[i])
-        least = down.dequantized((data[i], 0 * scale[i]), kinds[i])
-        change = np.asarray(found - least), 2 * np.asarray(matrix.T - least)
-        np.testing.assert_allclose(*change, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("keep_blocks", [False, True])

@@ -11,7 +11,7 @@ from flax import nnx
 
 import radazo_jax as zo
 from radazo_llm.formats import load as loading
-from radazo_llm.models import decode, lora
+from radazo_llm.models import decode
 from radazo_llm.models.decode import generate_tokens
 
 from .. import tiny
@@ -63,13 +63,9 @@ def greedy(model, tokens):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "soft"), [("qwen2", True), ("opt", False), ("gemma3_text", False)]
-)
-def test_the_replies_to_each_prompt_alone(family, soft):
+@pytest.mark.parametrize("family", ["qwen2", "opt", "gemma3_text"])
+def test_the_replies_to_each_prompt_alone(family):
     model = loud(family)
-    if soft:
-        lora.add_prompt(model, length=3, rngs=nnx.Rngs(0))
     expected = [greedy(model, prompt) for prompt in PROMPTS]
     assert len({token for reply in expected for token in reply}) > 2, "too easy"
     found = said(model, PROMPTS)

@@ -65,11 +65,6 @@ def test_more_tokens_than_positions():
     opt = tiny.model()
     with pytest.raises(ValueError, match=r"at most 32 .*max_position_embeddings.*33"):
         jax.eval_shape(opt, jax.ShapeDtypeStruct((1, 33), jnp.int32))
-    lora.add_prompt(opt, length=3, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="at most 32 with the soft prompt"):
-        jax.eval_shape(opt, jax.ShapeDtypeStruct((1, 30), jnp.int32))
-    out = jax.eval_shape(opt, jax.ShapeDtypeStruct((1, 29), jnp.int32))
-    assert out.shape == (1, 29, tiny.CONFIG.vocab_size)
 
 
 # --- Sizes ------------------------------------------------------------------------
@@ -148,19 +143,6 @@ def test_adapters_are_a_change_of_the_matrices():
     np.testing.assert_allclose(logits(adapted), logits(merged), rtol=1e-4, atol=1e-5)
 
 
-def test_a_prompt_of_tokens_is_those_tokens():
-    opt = tiny.model()
-    plain = logits(opt)[:, 3:]
-    prompted = tiny.model()
-    lora.add_prompt(prompted, length=3, rngs=nnx.Rngs(1))
-    rows = np.asarray(opt.embed_tokens.embedding[...])
-    for row in np.asarray(prompted.prompt[...]):
-        assert (row == rows).all(axis=1).any()
-    prompted.prompt[...] = opt.embed_tokens(TOKENS[0, :3])
-    found = logits(prompted, TOKENS[:1, 3:])
-    np.testing.assert_allclose(found, plain[:1], rtol=1e-5, atol=1e-6)
-
-
 def test_bad_adapters():
     opt = tiny.model()
     for rank in (0, 17):
@@ -168,11 +150,6 @@ def test_bad_adapters():
             ValueError, match=f"--lora-rank must be from 1 .*; got {rank}"
         ):
             lora.add_lora(opt, rank=rank, rngs=nnx.Rngs(0))
-    for length in (0, 32):
-        with pytest.raises(
-            ValueError, match=f"--prompt-length must be from 1 to 31; got {length}"
-        ):
-            lora.add_prompt(opt, length=length, rngs=nnx.Rngs(0))
     lora.add_lora(opt, rank=2, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="model must not have adapters already"):
         lora.add_lora(opt, rngs=nnx.Rngs(0))

@@ -200,9 +200,9 @@ def test_rows_become_problems():
     columns = {"prompts": "p", "level": 3, "answer": "0"}
     item = forms.Item("my.jsonl:1", turns, "", (" a", " b"), 1, columns)
     found = problems.of_item(item)
-    assert found == ("u", {"level": 3, "answer": "b"}, turns[:1])
+    assert found == ("u", {"level": 3, "answer": "b"}, turns[:1], None)
     item = item._replace(turns=(), prompt="q", candidates=())
-    assert problems.of_item(item) == ("q", {"level": 3, "answer": "0"}, None)
+    assert problems.of_item(item) == ("q", {"level": 3, "answer": "0"}, None, None)
     both = problems.columns([found, problems.Problem("q", {"level": 4})])
     assert both == {"level": [3, 4], "answer": ["b", None]}
     with pytest.raises(ValueError, match="must have a turn of the user before"):

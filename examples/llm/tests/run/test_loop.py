@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_llm.run import log as logs
-from radazo_llm.run import usage
+from radazo_llm.run import session, usage
 from radazo_llm.run.log import Log
 
 from .. import tiny
@@ -41,8 +40,6 @@ def test_the_files_of_a_run(uncut):
     assert [line["step"] for line in evaluations] == [0, 4, 8, 12]
     steps = [line["step"] for line in lines]
     assert steps == sorted(steps)
-    assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
-    assert (folder / logs.PICTURE).stat().st_size > 1000
     assert (folder / "journal.jsonl").stat().st_size < 1000 + 12 * 200
 
 
@@ -109,7 +106,7 @@ def test_more_and_fewer_steps(uncut, job, tmp_path):
         ({"learning_rate": 0.5}, "--learning-rate must be 0.001, as in .*; got 0.5"),
         ({"seed": 3}, "--seed must be 0, as"),
         ({"batch_size": 5}, "--batch-size must be 4, as"),
-        ({"tune": "prompt"}, "--tune must be 'lora', as"),
+        ({"tune": "full"}, "--tune must be 'lora', as"),
     ],
     ids=lambda change: next(iter(change)) if isinstance(change, dict) else "",
 )
@@ -159,6 +156,44 @@ def test_the_best_evaluation_of_a_diverged_run_is_named(tmp_path):
             log.evaluation(30, {"dev_loss": float("inf")})
 
 
+def test_a_run_that_ends_worse_than_it_began_says_so(job, tmp_path, capsys):
+    settings = dataclasses.replace(
+        SETTINGS, learning_rate=3.0, objective="language_model", num_steps=8
+    )
+    rows = run(job, tmp_path, settings, splits=(tiny.ONE, tiny.ONE))
+    losses = {row["step"]: row["dev_loss"] for row in rows}
+    assert losses[8] > losses[0]
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith(
+        f"The tuned model is worse than the untuned one: loss on dev {losses[8]:.4f}, "
+        f"untuned {losses[0]:.4f}. "
+    )
+    record = json.loads((tmp_path / "result.json").read_text("utf-8"))
+    best = min(losses, key=losses.get)
+    assert record["worse"] and record["note"].strip() == last
+    assert (record["best_step"], record["best"]) == (best, losses[best])
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "best", "words"),
+    [
+        ([0.83, 0.9, 0.67], 2, "at step 2, 90.0%: the same command with --resume --st"),
+        ([0.83, 0.5, 0.67], 0, "No evaluation was better. Give a smaller --learning-r"),
+        ([0.83, 0.9, 0.83], 2, ""),
+        ([None, 0.9, 0.67], 2, ""),
+    ],
+)
+def test_the_best_evaluation_of_a_worse_run_is_named(accuracies, best, words):
+    rows = [
+        {"step": 2 * i, "dev_accuracy": x, "dev_loss": 1.0}
+        for i, x in enumerate(accuracies)
+        if x is not None
+    ]
+    found = session.verdict(rows)
+    assert found["best_step"] == best and words in found["note"]
+    assert found["worse"] == bool(words)
+
+
 def test_a_measured_rate_is_kept(job, tmp_path, monkeypatch, capsys):
     settings = dataclasses.replace(SETTINGS, learning_rate=0.0)
     found = run(job, tmp_path, settings)
@@ -192,23 +227,21 @@ def test_the_loss_falls_from_adapters_too(job, tmp_path):
     options = {"splits": (few, DEV), "start": tmp_path / "adapters"}
     begun, _ = run(job, tmp_path / "next", short, **options)
     assert begun["train_loss"] == pytest.approx(last["train_loss"], rel=1e-5)
-    prompt = dataclasses.replace(short, tune="prompt")
-    with pytest.raises(ValueError, match="--adapters must be a folder of what --tune"):
-        run(job, tmp_path / "other", prompt, **options)
+    whole = dataclasses.replace(short, tune="full")
+    with pytest.raises(ValueError, match="--adapters must be given with --tune lora"):
+        run(job, tmp_path / "other", whole, **options)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tune", ["prompt", "full"])
-def test_other_parts_are_tuned_and_exported(job, tmp_path, tune):
-    settings = dataclasses.replace(SETTINGS, tune=tune)
+def test_a_whole_model_is_tuned_and_exported(job, tmp_path):
+    settings = dataclasses.replace(SETTINGS, tune="full")
     _, *_, last = run(job, tmp_path, settings)
     resumed = run(job, tmp_path, settings, resume=True)
     assert resumed[-1] == last
-    folder = tmp_path / ("merged" if tune == "full" else "adapters")
-    again = {"path": folder, "model": str(folder)} if tune == "full" else {}
-    start = None if tune == "full" else folder
+    folder = tmp_path / "merged"
     short = dataclasses.replace(settings, num_steps=2)
-    first, _ = run(job, tmp_path / "next", short, start=start, **again)
+    again = {"path": folder, "model": str(folder)}
+    first, _ = run(job, tmp_path / "next", short, **again)
     assert first["dev_loss"] == pytest.approx(last["dev_loss"], rel=1e-5)
 
 
@@ -230,25 +263,30 @@ def test_rates_of_a_run_that_goes_on():
     assert constant.rates(0.1, [3])[-1] < 0.1, "A measured rate falls."
 
 
-def test_memory_is_that_of_the_container(tmp_path, monkeypatch):
-    limit, used = tmp_path / "max", tmp_path / "current"
-    limit.write_text(f"{300 * usage.MIB}\n", "utf-8")
-    used.write_text(f"{200 * usage.MIB}\n", "utf-8")
-    monkeypatch.setattr(usage, "_GROUPS", ((str(limit), str(used)),))
-    assert usage.available() == 100 * usage.MIB
-    text = usage.memory(SETTINGS)
-    assert "and 100 MiB are free." in text
-    used.write_text(f"{299 * usage.MIB}\n", "utf-8")
-    assert "If it runs out, try --quantize int8" in usage.memory(SETTINGS)
-    limit.write_text("max\n", "utf-8")
-    assert usage.available() > 100 * usage.MIB
-    assert usage.peak() > 50 * usage.MIB
+def test_what_a_run_takes_is_told(tmp_path):
     for seconds, shown in (
-        (50, "50 seconds"),
-        (600, "10 minutes"),
-        (9000, "2.5 hours"),
+        (50, "about 50 seconds"),
+        (600, "about 10 minutes"),
+        (9000, "about 2.5 hours"),
     ):
-        assert usage.duration(seconds) == f"about {shown}"
+        text = usage.told(seconds / 10, 10, tmp_path)
+        assert f"s: {shown} for 10 more steps, without evaluations. Memory: " in text
+    assert usage.peak() > 50 * usage.MIB
+
+
+def test_a_function_gets_the_numbers_of_a_run(job, tmp_path):
+    file, to = tmp_path / "mine.py", tmp_path / "out"
+    lines = "def report(*given):", f"    with open({str(to)!r}, 'a') as file:"
+    lines += "        print(*given, file=file)", "def broken(step, values): 1 / 0\n"
+    file.write_text("\n".join(lines), "utf-8")
+    short = dataclasses.replace(SETTINGS, num_steps=1)
+    run(job, tmp_path / "run", short, report=f"{file}:report")
+    found = to.read_text("utf-8").splitlines()
+    expected = [f"{row.pop('step')} {row}" for row in metrics(tmp_path / "run")]
+    assert found == expected
+    for name, message in (("none", "--report must be"), ("broken", "ZeroDivisionErr")):
+        with pytest.raises(ValueError, match=message):
+            run(job, tmp_path / name, short, report=f"{file}:{name}")
 
 
 @pytest.mark.slow

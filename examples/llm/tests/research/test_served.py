@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 import radazo_jax as zo
 from radazo_llm.models import lora
-from radazo_llm.reward import served
+from research import served
 
 from .. import tiny
 
