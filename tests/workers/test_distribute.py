@@ -195,7 +195,7 @@ def test_worker_that_drifts_ends_the_run_by_name(names, before_steps, tmp_path):
 @pytest.mark.parametrize("factor", [np.float32(2), np.float32(1.001)])
 @pytest.mark.parametrize("name", "abc")
 def test_worker_that_comes_to_evaluate_another_function_ends_the_run(name, factor):
-    """One point of every tenth step is evaluated by two workers, each in turn."""
+    """Two workers in turn evaluate one point of every tenth step."""
     here, changed = Here(), []
 
     def before(to, first, values, members):

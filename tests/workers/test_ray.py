@@ -29,7 +29,7 @@ def actors():
 
 @pytest.fixture
 def three_gpus():
-    """Of which Ray only counts the number."""
+    """GPUs that Ray counts, and does not use."""
     options = {"include_dashboard": False, "log_to_driver": False}
     ray.init(num_cpus=3, num_gpus=3, configure_logging=False, **options)
     yield

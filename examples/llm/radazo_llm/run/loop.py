@@ -195,6 +195,6 @@ def connected(workers: str) -> Iterator[Any]:
     options = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
     with (
         LocalCluster(n_workers=int(workers), **options) as cluster,
-        Client(cluster) as client,
+        Client(cluster, direct_to_workers=True) as client,
     ):
         yield client
