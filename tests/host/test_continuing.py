@@ -102,7 +102,7 @@ def test_any_sequence_of_budgets_gives_the_result_of_the_last(case, memory, tmp_
 
 
 class Comparing:
-    """A function whose noise is that of the rows of a file.
+    """A function whose noise depends on the rows of a file.
 
     So the one evaluation of a known point, the first call of all, changes no other.
     """

@@ -1,4 +1,4 @@
-"""What ends a run from outside, and what is kept of it."""
+"""Ends of runs from outside: callbacks, Ctrl-C, exits, full disks, kills."""
 
 import os
 import pathlib

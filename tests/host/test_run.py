@@ -373,6 +373,7 @@ def test_workers_change_nothing(name, executor):
     with executor(8) as pool:
         found = run(ripples, METHODS[name], max_evaluations=50, executor=pool)
     assert_same(found, expected)
+    assert len(found.evaluations) == 50  # Nothing is evaluated ahead.
 
 
 def values_of(xs):

@@ -1,12 +1,9 @@
 """Files of runs of methods: what they hold, damage, locks, and other runs' files."""
 
 import json
-import pickle
 import re
-import threading
 import tracemalloc
 import warnings
-import zlib
 from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 
 import numpy as np
@@ -15,16 +12,23 @@ import pytest
 import radazo_jax as zo
 from radazo_jax._src.host.table import TableFile
 from radazo_jax.runs import Evaluations
-from tests.helpers import short_runs
+from tests.helpers import calls, short_runs
 from tests.helpers.host_runs import (
     METHODS,
     START,
     assert_same,
-    bowl,
     quiet,
     ripples,
     rows,
     run,
+)
+from tests.helpers.journals import (
+    DEEP,
+    PICKLE,
+    TWO,
+    Simulator,
+    lines_of,
+    with_checksums,
 )
 from tests.helpers.subprocesses import output_of
 from tests.helpers.tables import slow
@@ -60,18 +64,6 @@ def refused(read, path, match):
         read(path)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
     assert before is None or path.read_bytes() == before
-
-
-def bodies(content):
-    return [line.rpartition(b',"crc":"')[0] for line in content.splitlines()]
-
-
-def with_checksums(lines):
-    checksum, content = 0, b""
-    for line in lines:
-        checksum = zlib.crc32(line, checksum)
-        content += line + b',"crc":"%08x"}\n' % checksum
-    return content
 
 
 # --- What a file holds ------------------------------------------------------------
@@ -121,7 +113,6 @@ def test_long_points_are_shortened_and_continue(d, path):
 
 # --- Damage -----------------------------------------------------------------------
 
-DEEP = b"[" * 10**5 + b"]" * 10**5
 ROW = b'{"number":0,"point":[1.0,2.0,3.0],"value":1.5,"seconds":1.0'
 ROWS = {
     "a number of 10^18": ROW.replace(b"0", b"1000000000000000000", 1),
@@ -150,7 +141,7 @@ ROWS = {
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_rows_that_no_run_writes_are_refused(row, read, written, path):
     """Although their checksums are right."""
-    path.write_bytes(with_checksums([bodies(written)[0], row]))
+    path.write_bytes(with_checksums([lines_of(written)[0], row]))
     refused(read, path, "is damaged in line 2: it is not what a run writes")
 
 
@@ -169,22 +160,15 @@ def test_rows_that_no_run_writes_are_refused(row, read, written, path):
     ids=str,
 )
 def test_first_lines_that_no_run_writes_are_refused(old, new, written, path):
-    head, *others = bodies(written)
+    head, *others = lines_of(written)
     assert old in head
     path.write_bytes(with_checksums([head.replace(old, new), *others]))
     refused(again, path, "is damaged in line 1: it is not what a run writes")
 
 
-class Planted:
-    """If a pickle of it is ever read, the reading process ends."""
-
-    def __reduce__(self):
-        return exit, ("a pickle was read",)
-
-
 TEXTS = (
     b"the only copy",
-    pickle.dumps(Planted()),
+    PICKLE,
     b"theta = 3\nsteps = 9\n",
     b'{"number":0}\n',
     b"\0\n",
@@ -265,31 +249,11 @@ def test_a_journal_that_another_run_writes_is_refused(path):
     assert_same(again(path, max_evaluations=30).evaluations and again(path), result)
 
 
-# The first process starts the second while it writes, and waits for its end.
-TWO = """
-import subprocess, sys
-from tests.helpers.host_runs import ripples, run
-
-code, path, which = sys.argv[1:]
-
-def start_second(report):
-    if not started:
-        started.append(True)
-        command = [sys.executable, "-c", code, code, path, "second"]
-        print(subprocess.run(command, capture_output=True, text=True).stdout)
-
-started = [] if which == "first" else [True]
-try:
-    result = run(ripples, max_evaluations=9, journal=path, callback=start_second)
-    print(which, "ended", result.params.tolist())
-except Exception as error:
-    print(which, "refused", type(error).__name__, error)
-"""
-
-
 @pytest.mark.slow
 def test_a_journal_that_another_process_writes_is_refused(path):
-    output = output_of(TWO, TWO, path, "first")
+    call = "host_runs.run(host_runs.ripples, max_evaluations=9, **more)"
+    code = TWO.replace("CALL", call)
+    output = output_of(code, code, path, "first")
     said = ("first", "second")
     lines = [line for line in output.splitlines() if line.startswith(said)]
     assert "second refused" in lines[0] and str(path) in lines[0]
@@ -311,7 +275,7 @@ def test_files_of_other_kinds_name_theirs(written, path):
     refused(again, path, "got the steps of an optimizer, which train writes")
     path.write_bytes(written)
     refused(lambda path: short_runs.run(journal=path), path, "got the run of a method")
-    head, *others = bodies(written)
+    head, *others = lines_of(written)
     for begin, got in (
         (b'{"table":2', "of the format 2"),
         (b'{"format":5,"points":null', "a journal of an earlier version"),
@@ -373,7 +337,7 @@ def bowl_of_all(x):
 
 
 def test_versions_and_methods_are_no_other_run(written, path):
-    head, *others = bodies(written)
+    head, *others = lines_of(written)
     head = re.sub(rb'"(optax|jaxlib|radazo_jax)":"', rb'"\1":"0.', head)
     head = re.sub(rb'"device":"[^"]*"', b'"device":"abacus"', head)
     path.write_bytes(with_checksums([head, *others]))
@@ -426,21 +390,9 @@ def test_a_worker_that_dies_at_a_known_point_ends_the_run(written, path):
     assert e.value.result.best.value == whole.best.value
 
 
-class Simulator:
-    """A function with what changes between calls, and changes no value."""
-
-    def __init__(self):
-        self.calls, self.known, self.lock = 0, {}, threading.Lock()
-
-    def __call__(self, x):
-        with self.lock:
-            self.calls += 1
-            return self.known.setdefault(x.tobytes(), bowl(x))
-
-
 @pytest.mark.parametrize("same", [True, False])
 def test_counters_caches_and_locks_do_not_prevent_continuing(same, path):
     fun = Simulator()
     run(fun, journal=path, max_evaluations=9)
     parts = run(fun if same else Simulator(), journal=path, max_evaluations=20)
-    assert_same(parts, run(max_evaluations=20))
+    assert_same(parts, run(calls.square, max_evaluations=20))

@@ -1,26 +1,13 @@
 """Journals that no run writes."""
 
-import pickle
 import tracemalloc
-import zlib
 
 import numpy as np
 import pytest
 
 import radazo_jax as zo
 from tests.helpers.black_boxes import ESTIMATOR, OPTIMIZER, START, run
-
-DEEP = b"[" * 10**5 + b"]" * 10**5
-
-
-class Planted:
-    """If a pickle of it is ever read, the reading process ends."""
-
-    def __reduce__(self):
-        return exit, ("a pickle was read",)
-
-
-PICKLE = pickle.dumps(Planted())
+from tests.helpers.journals import DEEP, PICKLE, lines_of, with_checksums
 
 
 def write_journal(folder):
@@ -36,18 +23,6 @@ def refused(read, *arguments, match):
         read(*arguments)
     assert len(str(error.value).splitlines()) == 1
     assert len(str(error.value)) < 1000
-
-
-def lines_of(path):
-    return [line.rpartition(b',"crc":"')[0] for line in path.read_bytes().splitlines()]
-
-
-def with_checksums(bodies):
-    checksum, content = 0, b""
-    for body in bodies:
-        checksum = zlib.crc32(body, checksum)
-        content += body + b',"crc":"%08x"}\n' % checksum
-    return content
 
 
 STEP = b'{"step":0,"values":[1,2,3,4],"params":"00000000","seconds":1'
@@ -76,7 +51,7 @@ def journal(tmp_path_factory):
 @pytest.mark.parametrize("steps", JOURNALS.values(), ids=JOURNALS)
 def test_steps_that_no_run_writes_are_refused(steps, journal, tmp_path):
     """It is refused although its checksums are right."""
-    head, *_ = lines_of(journal)
+    head, *_ = lines_of(journal.read_bytes())
     (tmp_path / "run.jsonl").write_bytes(with_checksums([head, *steps]))
     match = "is damaged in line 2: it is not what a run writes"
     refused(replay, tmp_path, match=match)
@@ -96,7 +71,7 @@ def test_steps_that_no_run_writes_are_refused(steps, journal, tmp_path):
     ids=lambda change: change[1].decode(),
 )
 def test_runs_that_cannot_be_are_refused(change, journal, tmp_path):
-    head, *steps = lines_of(journal)
+    head, *steps = lines_of(journal.read_bytes())
     first, _, last = head.rpartition(change[0])
     assert first
     (tmp_path / "run.jsonl").write_bytes(

@@ -8,36 +8,17 @@ import pytest
 
 import radazo_jax as zo
 from radazo_jax._src.runs.journal import Journal
+from tests.helpers.journals import TWO
 from tests.helpers.short_runs import run
 from tests.helpers.subprocesses import output_of
 from tests.helpers.tables import slow
-
-# The first process starts the second while it writes, and waits for its end.
-TWO = """
-import subprocess, sys
-from tests.helpers.short_runs import run
-
-code, path, which = sys.argv[1:]
-
-def start_second(report):
-    if not started:
-        started.append(True)
-        command = [sys.executable, "-c", code, code, path, "second"]
-        print(subprocess.run(command, capture_output=True, text=True).stdout)
-
-started = [] if which == "first" else [True]
-try:
-    result = run(num_steps=4, journal=path, callback=start_second)
-    print(which, "ended", result.params.tolist())
-except Exception as error:
-    print(which, "refused", type(error).__name__, error)
-"""
 
 
 @pytest.mark.slow
 def test_a_journal_that_another_process_writes_is_refused(tmp_path):
     path = tmp_path / "run.jsonl"
-    output = output_of(TWO, TWO, path, "first")
+    code = TWO.replace("CALL", "short_runs.run(num_steps=4, **more)")
+    output = output_of(code, code, path, "first")
     said = ("first", "second")
     lines = [line for line in output.splitlines() if line.startswith(said)]
     assert "second refused" in lines[0] and str(path) in lines[0]

@@ -1,7 +1,6 @@
 """A journal is resumed by any function; another value of a point is a warning."""
 
 import re
-import threading
 from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 
 import jax.numpy as jnp
@@ -9,7 +8,8 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from tests.helpers.short_runs import METHOD, START, run, square, traced
+from tests.helpers.journals import Simulator
+from tests.helpers.short_runs import METHOD, START, run, traced
 
 
 def crashing(x, calls):
@@ -77,18 +77,6 @@ def test_a_worker_that_dies_at_a_journaled_point_ends_the_run(tmp_path):
         run(num_steps=3, journal=path, executor=threads)
     np.testing.assert_array_equal(e.value.result.values, result.values)
     assert e.value.result.best.value == result.best.value
-
-
-class Simulator:
-    """A function with what changes between calls, and changes no value."""
-
-    def __init__(self):
-        self.calls, self.known, self.lock = 0, {}, threading.Lock()
-
-    def __call__(self, x):
-        with self.lock:
-            self.calls += 1
-            return self.known.setdefault(x.tobytes(), square(x))
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["same object", "another"])
