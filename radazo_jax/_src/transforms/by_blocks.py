@@ -58,10 +58,10 @@ def is_by_blocks(
     )
     whole, parts = jax.jit(update), jax.jit(functools.partial(_by_blocks, update))
     with jax.ensure_compile_time_eval(), np.errstate(all="ignore"):
-        if trees.is_traced(state):
-            state = other.init(params)
         for updates in _updates(params):
             try:
+                if trees.is_traced(state):
+                    state = other.init(params)
                 expected = whole(updates, state, params)
             except Exception:
                 return True
