@@ -491,7 +491,7 @@ def as_values(values: Any, dtype: jax.typing.DTypeLike) -> np.ndarray:
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise TypeError(
-            f"values must be real numbers, NaN for what failed; got "
+            "values must be real numbers, NaN for what failed; got "
             f"{shown.given(values)}."
         )
     # Values beyond float32 are infinite: they failed.
