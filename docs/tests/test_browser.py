@@ -76,7 +76,7 @@ TERMS = {
     "reward": "guides/rewards/",
     "MuJoCo": "black_boxes/",
     "Dask": "guides/many_machines/",
-    "Keras": "api/keras/",
+    "Keras": "stacks/",
     "notebook": "tutorial/",
     "leaf": "glossary/",
     "EGGROLL": "guides/coming_from/",

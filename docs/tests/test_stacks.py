@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -78,6 +79,69 @@ def test_the_block_of_a_stack_goes_down(section):
     losses = np.asarray(executed(section)["losses"], np.float64)
     assert np.isfinite(losses).all()
     assert losses[-1] < 0.5 * losses[0], losses[[0, -1]]
+
+
+def trained_by_keras(layers, num_steps):
+    """The names of the recipe, run with other layers, and its first parameters."""
+    pytest.importorskip("keras", reason='needs "radazo-jax[stacks]"')
+    source, names = BLOCKS["Keras"], {}
+    for line, other in (
+        ("^layers = .*$", f"layers = {layers}"),
+        ("^tx = ", "first = params\ntx = "),
+        ("^for i in .*$", f"for i in range({num_steps}):"),
+    ):
+        source, count = re.subn(line, other, source, flags=re.M)
+        assert count == 1
+    import keras
+
+    keras.utils.set_random_seed(0)
+    for part in (DATA, source):
+        exec(compile(part, str(PAGE), "exec"), names)
+    return names
+
+
+@pytest.mark.slow
+def test_keras_takes_the_steps_of_a_loop_of_our_own():
+    dense = 'keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)'
+    names = trained_by_keras(dense, 200)
+    x, y, tx, params = (names[name] for name in ("x", "y", "tx", "first"))
+
+    def loss(params):
+        w1, b1, w2, b2 = params
+        return jnp.mean(((jnp.tanh(x @ w1 + b1) @ w2 + b2)[:, 0] - y) ** 2)
+
+    @jax.jit
+    def step(key, params, state):
+        value, gradient = zo.value_and_grad(loss, names["estimator"])(key, params)
+        updates, state = tx.update(gradient, state, params)
+        return value, optax.apply_updates(params, updates), state
+
+    state, losses = tx.init(params), []
+    for i in range(200):
+        value, params, state = step(jax.random.key(i), params, state)
+        losses.append(value)
+    np.testing.assert_allclose(names["losses"][:20], losses[:20], rtol=1e-3)
+    np.testing.assert_allclose(names["losses"], losses, rtol=0.2)
+    model = names["model"]
+    errors = model.predict(x, verbose=0)[:, 0] - y
+    assert np.mean(errors**2) < 2 * losses[-1]
+
+
+@pytest.mark.slow
+def test_statistics_and_masks_of_keras_are_those_of_the_first_evaluation():
+    """Differences to another mask are 1000 times the slope, and more."""
+    dense = 'keras.layers.Dense(4, "tanh")'
+    layers = "keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)"
+    layers = f"{dense}, {layers}, keras.layers.Dense(1)"
+    names = trained_by_keras(layers, 1)
+    weights, bias = names["first"][:2]
+    kept = {v.name: np.asarray(v.value) for v in names["model"].non_trainable_variables}
+    mean = np.tanh(names["x"] @ weights + bias).mean(axis=0)
+    np.testing.assert_allclose(kept["moving_mean"], 0.01 * mean, rtol=1e-4, atol=1e-7)
+    _, gradient = names["value_and_grad"](
+        jax.random.key(0), names["params"], names["others"]
+    )
+    assert max(np.abs(leaf).max() for leaf in gradient) < 30
 
 
 @pytest.mark.slow

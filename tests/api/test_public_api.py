@@ -2,10 +2,7 @@
 
 import ast
 import functools
-import importlib
-import importlib.util
 import inspect
-import os
 import pathlib
 import re
 import subprocess
@@ -51,17 +48,12 @@ PUBLIC_MODULES = {
     "shaping.": radazo_jax.shaping,
     "transforms.": radazo_jax.transforms,
 }
-# Only if Keras is installed; the others need nothing that the tests do not need.
-os.environ.setdefault("KERAS_BACKEND", "jax")
-HAS_KERAS = importlib.util.find_spec("keras") is not None
-if HAS_KERAS:
-    PUBLIC_MODULES["keras."] = importlib.import_module("radazo_jax.keras")
 # Names that a submodule shares with `radazo_jax` are documented there.
 PUBLIC = [
     f"{prefix}{name}"
     for prefix, module in PUBLIC_MODULES.items()
     for name in module.__all__
-    if not prefix or name not in radazo_jax.__all__ or prefix in ("nnx.", "keras.")
+    if not prefix or name not in radazo_jax.__all__ or prefix == "nnx."
 ]
 
 
@@ -76,8 +68,7 @@ TYPES = [n for n in PUBLIC if inspect.isclass(public(n))]
 def documented_names():
     pages = sorted((ROOT / "docs" / "api").glob("*.md"))
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    names = re.findall(r"^::: radazo_jax\.([\w.]+)$", text, re.MULTILINE)
-    return [name for name in names if HAS_KERAS or not name.startswith("keras.")]
+    return re.findall(r"^::: radazo_jax\.([\w.]+)$", text, re.MULTILINE)
 
 
 def module_name(path):
@@ -185,7 +176,7 @@ def test_all_has_no_duplicates_and_nothing_public_is_left_out():
     assert len(PUBLIC) == len(set(PUBLIC))
     for prefix, module in PUBLIC_MODULES.items():
         # Other modules re-export what is defined under `_src`.
-        defines = prefix in ("nnx.", "keras.")
+        defines = prefix == "nnx."
         source = module.__name__ if defines else "radazo_jax"
         visible = {
             f"{prefix}{name}"
@@ -199,7 +190,7 @@ def test_all_has_no_duplicates_and_nothing_public_is_left_out():
 
 def test_submodules_share_objects_with_the_package():
     for module in PUBLIC_MODULES.values():
-        if module.__name__ in ("radazo_jax.nnx", "radazo_jax.keras"):
+        if module.__name__ == "radazo_jax.nnx":
             continue
         for name in set(module.__all__) & set(radazo_jax.__all__):
             assert getattr(module, name) is getattr(radazo_jax, name)
@@ -218,7 +209,6 @@ def test_import_needs_the_runtime_dependencies_alone():
         "chex",
         "distributed",
         "flax",
-        "keras",
         "matplotlib",
         "scipy",
         "sklearn",

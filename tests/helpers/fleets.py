@@ -1,5 +1,6 @@
 """Fleets of workers in the test process: real runs, and calls that can fail."""
 
+import contextlib
 import pickle
 import time
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 import radazo_jax as zo
 from radazo_jax._src.runs.journal import Journal
 from radazo_jax._src.workers import distribute
+from radazo_jax._src.workers.fleet import Fleet
 from radazo_jax._src.workers.replica import Replica
 from tests.helpers.compare import Hashed
 from tests.helpers.short_runs import traced
@@ -114,6 +116,27 @@ def run(here, num_steps=STEPS, **changes):
     }
     with mock.patch.object(distribute, "_engine", lambda client: client):
         return zo.distribute(**given | changes, client=here, num_steps=num_steps)
+
+
+@contextlib.contextmanager
+def shown():
+    """Yields a list, into which the fleet of a run comes."""
+    fleets = []
+
+    def made(*args):
+        fleets.append(Fleet(*args))
+        return fleets[0]
+
+    with mock.patch.object(distribute, "Fleet", made):
+        yield fleets
+
+
+def assert_soon(holds, seconds=10):
+    for _ in range(20 * seconds):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise AssertionError
 
 
 class Reference(NamedTuple):

@@ -77,7 +77,7 @@ def called(fun, how, *args, **options):
     return quiet(run, fun, *args, **options)
 
 
-@pytest.mark.parametrize("case", [x if x[0] < 24 else slow(x) for x in cases(200)])
+@pytest.mark.parametrize("case", [x if x[0] < 6 else slow(x) for x in cases(200)])
 @pytest.mark.parametrize("memory", ["journal", "evaluations"])
 def test_any_sequence_of_budgets_gives_the_result_of_the_last(case, memory, tmp_path):
     number, name, dtype, of_value, noise, fails, how = case

@@ -284,7 +284,12 @@ def test_the_factory_is_its_arguments():
         (lambda x: round(sphere(x), 7), np.zeros(8), None, [Reason.DIGITS]),
         (jittery, np.zeros(8), None, [Reason.JITTER, Reason.JITTER]),
         (lambda x: sphere(x / SCALES), np.zeros(8), None, [Reason.APART]),
-        (lambda x: float(np.sum(np.round(x))), np.ones(8), None, [Reason.STEPS]),
+        (
+            lambda x: float(np.sum(np.round(x))),
+            np.ones(8),
+            None,
+            [Reason.STILL, Reason.STEPS],
+        ),
         (sphere, np.zeros(3), 0.25, [Reason.GRID]),
         (sphere, np.zeros(101), 0.25, [Reason.MANY]),
     ],

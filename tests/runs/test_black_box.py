@@ -3,7 +3,6 @@
 import itertools
 import multiprocessing
 import pickle
-import re
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
@@ -201,13 +200,6 @@ def test_the_bar_tells_the_best_the_rate_and_failures(capsys):
     run(lambda x: fun(x) if next(calls) != 2 else np.nan, steps=2, progress=True)
     shown = capsys.readouterr().err
     assert all(f"{name}=" in shown for name in ("best", "evaluations/s", "failed"))
-
-
-def test_the_bar_counts_evaluations_if_they_are_the_budget(capsys):
-    """The default method takes steps of one evaluation, and of several."""
-    zo.minimize(lambda x: float(x @ x), np.ones(3), max_evaluations=40)
-    [*_, last] = re.findall(r"(\d+)/(\d+) \[", capsys.readouterr().err)
-    assert 20 < int(last[0]) <= int(last[1]) == 40
 
 
 def test_a_function_that_fails_at_most_points_is_warned_about():

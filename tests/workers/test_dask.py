@@ -66,57 +66,48 @@ def test_workers_in_threads_take_the_same_steps(direct):
 def test_killed_workers_change_nothing_and_messages_are_small(tmp_path):
     """Two of three are killed. Dask's nannies start other processes, which join."""
     path, run = tmp_path / "run", dask_runs.make_square(100)
-    expected, counted, last = reference(400, **run), [], {}
-    with cluster(3) as client:
+    counted = []
+    with cluster(3) as client, fleets.shown() as seen:
         pids = client.run(os.getpid)
 
         def callback(report):
-            found = traffic(client)
-            # From the step on in which all three have answered.
-            if (
-                counted
-                or sum(found[x][1] > last.get(x, found[x])[1] for x in found) == 3
-            ):
-                counted.append(found)
-            last.update(found)
+            workers = seen[0].reports.values()
+            # From the step on before which all three have evaluated.
+            if counted or sum(x.evaluations > 0 for x in workers) == 3:
+                counted.append(traffic(client))
             if len(counted) in (12, 27):
                 os.kill(pids.popitem()[1], signal.SIGKILL)
-            # The processes that follow take seconds to join.
             time.sleep(0.02)
+            # Until two others have joined, and have evaluated.
+            return sum(x.evaluations > 0 for x in workers) == 5
 
         first = set(pids)
         result = zo.distribute(
             **run,
             client=client,
-            num_steps=400,
+            num_steps=3000,
             journal=path,
             callback=callback,
             progress=False,
         )
-        assert_soon(lambda: not any(client.run(num_actors).values()))
+        fleets.assert_soon(lambda: not any(client.run(num_actors).values()))
+    expected = reference(len(result.values), **run)
     assert_same(result, expected)
     fleets.assert_same_lines(path, expected)
     dead = [x for x in result.workers.values() if "died" in x.left]
-    assert len(dead) == 2 and len(result.workers) > 3
+    assert len(dead) == 2 and len(result.workers) == 5
     returned = [x for name, x in result.workers.items() if name not in first]
     assert all(x.joined and x.evaluations and not x.left for x in returned)
-    assert len(per_step(counted[5:11], result.workers)) == 3
-    for address, steps in per_step(counted[5:11], result.workers).items():
-        # The messages of several steps may be counted with the last of them.
-        most = (8 * 16 + 1000) * np.arange(1, len(steps) + 1)
+    found = per_step(counted[1:12], result.workers)
+    assert len(found) == 3
+    for address, steps in found.items():
+        # A message may be counted a step later.
+        most = (8 * 16 + 1000) * np.arange(2, len(steps) + 2)
         assert (np.cumsum(steps, axis=0) <= most[:, None]).all(), address
 
 
 def num_actors(dask_worker):
     return len(dask_worker.state.actors)
-
-
-def assert_soon(holds, seconds=10):
-    for _ in range(20 * seconds):
-        if holds():
-            return
-        time.sleep(0.05)
-    raise AssertionError
 
 
 def per_step(counted, workers):

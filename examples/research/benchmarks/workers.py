@@ -48,7 +48,7 @@ def measured(dimension: int, num_members: int) -> dict[str, Any]:
         distributed.LocalCluster(
             n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0"
         ) as cluster,
-        distributed.Client(cluster) as client,
+        distributed.Client(cluster, direct_to_workers=True) as client,
     ):
         result = zo.distribute(
             make_fun,

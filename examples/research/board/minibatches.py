@@ -7,7 +7,9 @@ rate of `zo.find_learning_rate`, whose evaluations are deducted, and its multipl
 what an error of the rate costs. The *searched* rate is the best of seven in runs with
 other keys, which train on a part of the examples and are judged by the rest of them.
 *Lost* is the loss on held-out examples at the end, as a share of what the searched rate
-wins on average: 0 is the searched rate, and 1 no progress.
+wins on average: 0 is the searched rate, and 1 no progress. ln(end / best) is the
+logarithm of its ratio to the searched rate's, which a high loss at the start does not
+hide.
 """
 
 import functools
@@ -312,9 +314,13 @@ def tables(content: dict[str, Any]) -> list[Table]:
             ],
         ),
         Table(
-            "The mean over three runs; *searched* is a multiple of the rule",
-            ["problem", "rows", SEARCHED, *_EACH],
-            [(row["problem"], kind(row), _multiple(row), *_means(row)) for row in rows],
+            "The mean over three runs; *searched* is a multiple of the rule; "
+            "ln(end / best) is of the rule",
+            ["problem", "rows", SEARCHED, *_EACH, "ln(end / best)"],
+            [
+                (row["problem"], kind(row), _multiple(row), *_means(row), _ratio(row))
+                for row in rows
+            ],
         ),
     ]
 
@@ -344,6 +350,12 @@ def _multiple(row: dict[str, Any]) -> str:
 def _means(row: dict[str, Any]) -> list[str]:
     found = lost(row)
     return [_shown(found[name].mean()) if name in found else "" for name in _EACH]
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    """ln(end / best) of the rule; nothing for rewards, which are negative losses."""
+    end, best = (array(row["ends"][name]).mean() for name in (RULE, SEARCHED))
+    return _shown(float(np.log(end / best))) if best > 0 else ""
 
 
 def _shown(x: float) -> str:

@@ -8,7 +8,8 @@ another key that are judged by examples of their own. *Measured* is what
 `zo.find_learning_rate` returns. *Default μ* is 5e-3 at the measured rate. *Straight
 through* is Adam by backpropagation, which takes steps for slopes of smooth functions.
 *Lost* is the loss on held-out examples at the end, as a share of what the searched pair
-wins.
+wins. ln(end / best) is the logarithm of its ratio to the searched pair's, which a high
+loss at the start does not hide.
 """
 
 import functools
@@ -32,7 +33,7 @@ SEEDS = 3
 STEPS, DIRECTIONS, BATCH = 1000, 10, 128
 # By how much each parameter is moved, and multiples of the measured rate.
 SIZES = tuple(2.0**i for i in (-11, -9, -7, -6, -5, -4))
-MULTIPLES = (0.5, 1.0, 2.0)
+MULTIPLES = (0.5, 1.0, 2.0, 4.0)
 MEASURED, DEFAULT, SEARCHED = "measured", "default μ", "searched"
 STRAIGHT = "straight through"
 
@@ -279,6 +280,12 @@ def lost(row: dict[str, Any], name: str) -> float:
     return float((ends[name] - best) / (np.mean(row["start"]) - best))
 
 
+def ratio(row: dict[str, Any], name: str) -> float:
+    """ln(end / best): the mean loss of a method beside the searched pair's."""
+    ends = {name: array(values).mean() for name, values in row["ends"].items()}
+    return float(np.log(ends[name] / ends[SEARCHED]))
+
+
 def tables(content: dict[str, Any]) -> list[Table]:
     """The networks: loss by method, and what was lost; settings and the probe."""
     rows = content["rows"]
@@ -296,9 +303,14 @@ def tables(content: dict[str, Any]) -> list[Table]:
             "Loss and accuracy on held-out images after 1,000 steps, the mean of three "
             "runs; lost by measured μ and rate is a share of what the searched pair "
             "wins",
-            ["network", *names, "lost"],
+            ["network", *names, "lost", "ln(end / best)"],
             [
-                (row["network"], *ends(row, names), f"{lost(row, MEASURED):.2f}")
+                (
+                    row["network"],
+                    *ends(row, names),
+                    f"{lost(row, MEASURED):.2f}",
+                    f"{ratio(row, MEASURED):.2f}",
+                )
                 for row in rows
             ],
         ),

@@ -185,8 +185,9 @@ def _sums(
     coefficients, directions = barrier((coefficients, directions))
     size = len(coefficients)
     stored, few = _stored(directions, layout)
-    # The loops below have accumulators of the size of the parameters.
-    in_a_loop = size > _MAX_UNROLLED
+    # The loops below have accumulators of the size of the parameters, and expressions
+    # fuse with what reads them.
+    in_a_loop, leaves = size > _MAX_UNROLLED, layout.leaves
     if few or (in_a_loop and stored <= layout.dimension):
         return _sums(coefficients, _keep(directions, layout), layout)
 
@@ -203,7 +204,8 @@ def _sums(
             coefficients, directions, cuda=at_once, rocm=at_once, default=in_turn
         )
 
-    leaves = _drawn_leaves(directions.distribution, layout)
+    if in_a_loop:
+        leaves = _drawn_leaves(directions.distribution, layout)
     sums = list(map(of_leaf, leaves))
     return sums if leaves is layout.leaves else _split(sums[0], layout, 0)
 

@@ -81,8 +81,8 @@ def sharded(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
 
     Args:
       axis_name: The mesh axis, or a tuple of axes.
-      batch_size: Number of points that a device evaluates together, as in
-        `vectorized`.
+      batch_size: Number of points that a device evaluates together; `None` for all of
+        its points.
 
     Returns:
       The evaluator. It raises a ValueError, when called, if there is no such axis in

@@ -86,8 +86,13 @@ class Answers:
             found.append(Question(point, named, repeat))
         return found
 
+    def restart(self) -> None:
+        """Answers a method that begins anew by the values that were used."""
+        self._used.clear()
+
     def _is_new(self, question: Question) -> bool:
-        return question.repeat >= self._used.get(question.name, 0)
+        row = self.table.at(question.name, question.repeat)
+        return row is None or not row.is_used
 
     def missing(self, questions: Sequence[Question]) -> list[Question]:
         """The questions that the table does not answer."""
@@ -118,10 +123,10 @@ class Answers:
             row = self.table.at(question.name, question.repeat)
             if row is None:
                 break
-            is_new = self._is_new(question)
+            is_new, used = not row.is_used, self._used.get(question.name, 0)
+            self._used[question.name] = max(used, question.repeat + 1)
             if is_new:
                 value = self.tally.add(question.point, row)
-                self._used[question.name] = question.repeat + 1
             else:
                 value = self.tally.value_of(row)
             answers.append(Answer(question, row, value, is_new))

@@ -158,7 +158,8 @@ class AskTell:
             if self._missing:
                 return
             values = values_of(answers, self._residuals)
-            questions.answer(values, tally.resolution)
+            if questions.answer(values, tally.resolution):
+                self._answers.restart()
 
 
 def _restored(method: Method, given: Any, evaluations: Evaluations) -> AskTell:

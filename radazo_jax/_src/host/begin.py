@@ -112,10 +112,10 @@ def problem(
         checks.warn_of_statistics(params)
         given = box.as_bounds(bounds)
         box.check_bounds(given, initial)
-        in_trees = None if given is None else box.as_trees(given, initial)
         vectors = Vectors(initial, step)
-        line = line_of(vectors, typed, in_trees, has_residuals(method))
-        return Problem(vectors, vectors.box(given), typed, line)
+        inward = vectors.box(given)
+        line = line_of(vectors, inward, typed, has_residuals(method))
+        return Problem(vectors, inward, typed, line)
 
 
 def _check_size(method: Method, size: int) -> None:

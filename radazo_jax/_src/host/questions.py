@@ -78,22 +78,23 @@ class Questions:
             )
         self._send(None)
 
-    def answer(self, values: np.ndarray, resolution: float) -> None:
+    def answer(self, values: np.ndarray, resolution: float) -> bool:
         """Sends the values at the latest points, and receives the next ones.
-
-        The first values say how values are rounded: the method begins anew with it.
 
         Args:
           values: The values.
           resolution: The relative spacing of the values so far.
+
+        Returns:
+          Whether the method has begun anew instead: the first values say how values
+          are rounded.
         """
         if self.step == 0 and resolution != self.start.resolution:
-            points = self.asked.points
             self.begin(resolution)
-            if not np.array_equal(self.asked.points, points):
-                return
+            return True
         self.step += 1
         self._send(values)
+        return False
 
     def check(self) -> None:
         """Raises the error of the method, if there is one.

@@ -85,6 +85,11 @@ class MethodRun(Steps):
         self._error: BaseException | None = None
         self._is_interrupted = False
 
+    still = (
+        "If fun is piecewise constant, pass methods.untuned(scale=...), with the size "
+        "of a change of the parameters that crosses several pieces."
+    )
+
     # What is known of the run.
 
     @property
@@ -170,7 +175,7 @@ class MethodRun(Steps):
         """Takes a step, or a part of one; returns whether it was not interrupted."""
         self._questions.check()
         tally, budget = self._tally, self.budget
-        begun, new = time.perf_counter(), self._num_new
+        begun, new, step = time.perf_counter(), self._num_new, self.number
         of_step = self._answers.of_step(self._questions.asked)
         answers = self._asked(of_step, budget.evaluations_left())
         self._used = [x for x in answers if x.is_new]
@@ -186,19 +191,22 @@ class MethodRun(Steps):
                 value = mean if count == _TARGET else np.nan
         if is_whole and answers:
             values_read = values_of(answers, self._residuals)
-            self._questions.answer(values_read, tally.resolution)
+            if self._questions.answer(values_read, tally.resolution):
+                self._answers.restart()
             tally.skipped += not np.isfinite(values).any()
         if self._used:
             is_live = self._num_new > new
             seconds = time.perf_counter() - begun if is_live else 0.0
-            self._record(values, value, seconds)
+            self._record(step, values, value, seconds)
         self._raise()
         return not self._is_interrupted
 
-    def _record(self, values: np.ndarray, value: float, seconds: float) -> None:
+    def _record(
+        self, step: int, values: np.ndarray, value: float, seconds: float
+    ) -> None:
         """Counts a step, and adds its row to the history."""
         row = history.of_values(values) | {
-            "step": self.number - 1,
+            "step": step,
             "evaluations": len(self._used),
             "failed": sum(np.isnan(x.value) for x in self._used),
             "seconds": seconds or sum(x.row.seconds for x in self._used),
@@ -414,7 +422,7 @@ class MethodRun(Steps):
                 if number:
                     self._confirmed = best._replace(value=mean, num_values=number)
                 values = np.array([x.value for x in self._used])
-                self._record(values, np.nan, 0.0)
+                self._record(self.number, values, np.nan, 0.0)
                 self._raise()
                 yield
 
@@ -424,7 +432,7 @@ class MethodRun(Steps):
         used = self._used
         points = np.array([x.question.point for x in used])
         return Report(
-            self.number,
+            self.rows[-1]["step"] + 1,
             np.array([x.value for x in used]),
             self._vectors.trees(points.reshape(-1, self._vectors.dimension)),
             self.best_of(),

@@ -16,10 +16,12 @@ import hashlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from radazo_jax._src import shown
 from radazo_jax._src.host.vectors import Vectors
+from radazo_jax._src.methods.contract import Box
 from radazo_jax._src.runs import lines
 from radazo_jax._src.runs.lines import Lines, OtherKindError, Path
 
@@ -32,10 +34,11 @@ _LISTED, _STORED = 100, 1000
 
 # The names of the entries of a first line in words. Other entries are notes.
 _COMPARED = {
-    "params": "the arrays of params",
+    "params": "params",
     "start": "the start",
     "key": "the key",
-    "bounds": "the bounds",
+    "lower": "the lower bound",
+    "upper": "the upper bound",
     "step": "the step",
     "residuals": "whether fun returns residuals",
 }
@@ -227,6 +230,10 @@ class TableFile(Lines):
         )
         if np.ndim(row.value) > 1 or not np.size(row.value) or row.repeat < 0:
             raise ValueError(f"its value is {fields['value']!r:.40}")
+        if bool(row.failure) == bool(np.all(np.isfinite(row.value))):
+            raise ValueError(f"its failure is {row.failure!r:.40}")
+        if row.dtype and not jnp.issubdtype(jnp.dtype(row.dtype), jnp.floating):
+            raise ValueError(f"its dtype is {row.dtype!r:.40}")
         self.rows.append(row)
 
     def append(self, row: Row) -> None:
@@ -328,9 +335,9 @@ class Table:
                 if self._file is not None:
                     named = f"journal {self._file.path}"
                 raise ValueError(
-                    f"{named} must be of a run with the same arguments; {words} was "
-                    f"{_short(found)} there, and is {_short(given)} now. Pass the "
-                    "arguments of the first call, or begin another run."
+                    f"{named} must be of a run with the same arguments; "
+                    f"{_difference(words, found, given)}. Pass the arguments of the "
+                    "first call, or begin another run."
                 )
         if self._file is not None:
             self._file.begin(line)
@@ -380,35 +387,47 @@ def _open(rows: list[Row]) -> None:
 
 
 def line_of(
-    vectors: Vectors, key: jax.Array, bounds: Any, residuals: bool
+    vectors: Vectors, box: Box, key: jax.Array, residuals: bool
 ) -> dict[str, Any]:
     """The first line of a table, which describes its run.
 
     Args:
       vectors: The start and the grid.
+      box: The bounds.
       key: The key of the run.
-      bounds: The bounds as trees like the parameters; `None` for none.
       residuals: Whether values are residuals.
     """
-    start = vectors.flat(vectors.tree)
-    step: Any = vectors.one(vectors.step) if np.any(vectors.step) else None
-    few = len(start) <= _LISTED
     return {
         "table": FORMAT,
         "dimension": vectors.dimension,
         "params": lines.shapes(vectors.tree),
-        "start": start.tolist() if few else lines.texts(start),
+        "start": _entry(vectors.flat(vectors.tree)),
         "key": np.asarray(jax.random.key_data(key)).tolist(),
-        "bounds": None if bounds is None else lines.texts(bounds),
-        "step": None if step is None else lines.texts(step),
+        "lower": _entry(box.lower),
+        "upper": _entry(box.upper),
+        "step": _entry(vectors.step),
         "residuals": residuals,
         **lines.about(),
     }
 
 
-def _short(entry: Any) -> str:
-    """An entry of a first line in words."""
-    if isinstance(entry, dict):
-        entry = ", ".join(f"{at or 'params'}: {x}" for at, x in entry.items())
-    text = str(entry)
-    return text if len(text) <= 80 else f"{text[:79]}…"
+def _entry(vector: np.ndarray) -> Any:
+    """A vector as its numbers, the number that all are, or a checksum if d is large."""
+    if vector.size and np.all(vector == vector[0]):
+        return lines.written_numbers(vector[0])
+    if len(vector) <= _STORED:
+        return lines.written_numbers(vector)
+    return lines.texts(vector)[""]
+
+
+def _difference(words: str, found: Any, given: Any) -> str:
+    """The first difference of two entries of first lines, in words."""
+    if isinstance(found, dict):
+        at = next(x for x in [*found, *given] if found.get(x) != given.get(x))
+        words, found, given = f"params{at}", found.get(at), given.get(at)
+    elif isinstance(found, list) or isinstance(given, list):
+        count = len(found if isinstance(found, list) else given)
+        pair = [x if isinstance(x, list) else [x] * count for x in (found, given)]
+        i = next(i for i in range(count) if pair[0][i] != pair[1][i])
+        words, found, given = f"element {i} of {words}", pair[0][i], pair[1][i]
+    return f"{words} was {found} there, and is {given} now"

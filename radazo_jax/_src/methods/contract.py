@@ -99,13 +99,16 @@ class End(NamedTuple):
       params: Best point, float64, shape [d].
       value: Value at the best point.
       reason: Reason for the end, a phrase such as "a minimum was found".
-      fit: The fit so far of a method of least squares, or `None`.
+          fit: What a method of least squares knows of its fit, or `None`.
+      unused: Whether a parameter changed no value wherever it was moved from the best
+        point: bool, shape [d]; or `None`. Such parameters stay at θ₀.
     """
 
     params: np.ndarray
     value: float
     reason: str
     fit: Any = None
+    unused: np.ndarray | None = None
 
 
 T = TypeVar("T")

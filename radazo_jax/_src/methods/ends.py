@@ -41,6 +41,7 @@ class Reason(enum.StrEnum):
     GROWING = "the step size has diverged: check the sign of fun, or pass bounds"
 
     # Another stage follows.
+    STILL = "no short move changes the value"
     NOWHERE = "slopes led nowhere"
     JUMPS = "slopes led to a jump"
     NOISE = "the value at one point changed"

@@ -14,6 +14,10 @@ from radazo_jax._src.methods.slopes import Memory, Searched, line_search
 # Long differences: their first length, in units, its factor, and the least of it.
 _FIRST, _NEARER, _NEAREST = 0.3, 1 / 3, 0.09
 
+# A bowl: lengths of moves, in units, and the factor within which two of them in a row
+# show the same curvature.
+_BOWL, _ALIKE = (0.1, 0.3, 0.6), 2.0
+
 # Moves along the parameters: their first lengths, in units, the factor of one that does
 # not help, and the share of the whole fall that a round or a length must be worth.
 _MOVES, _SHORTER, _WORTH = (0.3, 1.0, 0.1, 0.03), 0.5, 0.03
@@ -35,7 +39,7 @@ _LOOKS, _DOUBLED = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0), 20
 
 def long_differences(
     x: np.ndarray, value: float, units: np.ndarray, space: Space
-) -> Part[tuple[np.ndarray, float]]:
+) -> Part[tuple[np.ndarray, float, bool]]:
     """Steps along differences that are long enough to cross the steps of a function.
 
     Args:
@@ -45,13 +49,15 @@ def long_differences(
       space: The space of the points.
 
     Returns:
-      The best point and its value.
+      The best point, its value, and whether any move changed the value.
     """
     length, memory, everywhere = _FIRST, Memory(len(x)), np.ones(len(x), bool)
+    changed = False
     before: tuple[np.ndarray, np.ndarray] | None = None
     while length > _NEAREST:
         sides = yield from both_sides(x, value, length * units, space)
         gradient = sides.mean() * units
+        changed |= bool(np.any(sides.first != 0) or np.any(sides.second != 0))
         if before is not None:
             memory.add((x - before[0]) / units, gradient - before[1])
         direction = memory.direction(gradient, everywhere)
@@ -71,7 +77,34 @@ def long_differences(
             length, memory = length * _NEARER, Memory(len(x))
         else:
             x, value = new, at
-    return x, value
+    return x, value, changed
+
+
+def is_bowl(x: np.ndarray, value: float, units: np.ndarray, space: Space) -> Part[bool]:
+    """Whether moves of each parameter rise at both sides, as along a parabola.
+
+    Values of few digits do so at a minimum, if the moves are long enough.
+
+    Args:
+      x: The point, shape [d].
+      value: Its value, finite.
+      units: Units of the lengths, shape [d].
+      space: The space of the points.
+    """
+    before = None
+    for share in _BOWL:
+        sides = yield from both_sides(x, value, share * units, space)
+        moved, both = sides.steps != 0, sides.steps * sides.others < 0
+        rises = np.minimum(sides.first, sides.second)
+        if not np.all(rises[moved] >= 0):
+            return False
+        mean = (sides.first + sides.second) / 2 / share**2
+        if before is not None and np.all(rises[moved] > 0):
+            ratio = mean[moved & both] / before[moved & both]
+            if np.all((ratio > 1 / _ALIKE) & (ratio < _ALIKE)):
+                return True
+        before = mean
+    return False
 
 
 class Looked(NamedTuple):

@@ -40,6 +40,15 @@ from radazo_jax._src.methods.points import (
 # led nowhere.
 _WIDE, _ACROSS, _NARROW = 0.3, 0.1, 0.03
 
+# Ends of slopes with nothing lower nearby.
+_FOUND = Reason.MINIMUM, Reason.SETTLED, Reason.FLAT
+
+# The first step sizes after ends of slopes; `_ACROSS` after any other.
+_WIDTHS: dict[str, float] = {
+    **dict.fromkeys(_FOUND, _WIDE),
+    Reason.NOWHERE: _NARROW,
+}
+
 # Values with more relative noise than this have no short differences.
 _COARSE = 1e-4
 
@@ -112,7 +121,13 @@ class Untuned:
         near = x if gridded else _near(self, start, math.sqrt(start.resolution))
         values = yield Ask(np.stack([x, near]), again=True)
         steps = _on_grid if gridded else _run
-        return (yield from scaled(functools.partial(steps, self, start), values))
+        end = yield from scaled(functools.partial(steps, self, start), values)
+        if end.unused is None:
+            return end
+        still = np.where(end.unused, x, end.params)
+        value = float((yield still[None])[0])
+        same = value <= end.value + _EQUAL * start.resolution * abs(end.value)
+        return end._replace(params=still, value=value) if same else end
 
     def sizes(self, start: Start, x: np.ndarray) -> np.ndarray:
         """Returns the sizes of the parameters at a point, shape [d]."""
@@ -251,28 +266,28 @@ def _run(method: Untuned, start: Start, value: float, near: float) -> Steps:
     first = yield from _repeated(method, start, value, near)
     plan = yield from _first_values(method, start, *first)
     best, before, descends, reason = plan.end, plan.begun, plan.smooth, plan.end.reason
-    origin = End(start.params, value, "") if left > 0 and np.isfinite(value) else None
+    origin = End(start.params, value, "") if np.isfinite(value) else None
     while True:
         limit, most = -math.inf, None
         units = method.sizes(start, best.params)
         if descends:
             start.report("slopes()" if d <= _MOST else "many()", reason)
-            best, plan = yield from _search(method, start, plan, best, origin)
+            best, plan = yield from _search(method, start, plan, best, origin, left)
             origin = None
-            if best.reason == Reason.WITHIN:
-                return best
-            if best.reason == Reason.MINIMUM:
-                limit = best.value - plan.resolved(best.value, value)
-                # At a saddle or on a plateau slopes are as small as at a minimum.
-                moved = before - best.value > _LITTLE * abs(before)
-                if left <= 0:
-                    if moved:
-                        return best
-                    most = _GLANCES
-                left -= moved
-            else:
-                sigma = _NARROW if best.reason == Reason.NOWHERE else _ACROSS
-                units = units if plan.sizes is None else plan.sizes
+            sigma = _WIDTHS.get(best.reason, _ACROSS)
+        if best.reason == Reason.WITHIN:
+            return best
+        if best.reason in _FOUND:
+            limit = best.value - plan.resolved(best.value, value)
+            # At a saddle or on a plateau slopes are as small as at a minimum.
+            moved = before - best.value > _LITTLE * abs(before)
+            if left <= 0:
+                if moved or not descends:
+                    return best
+                most = _GLANCES
+            left -= moved
+        elif descends:
+            units = units if plan.sizes is None else plan.sizes
             if best.reason == Reason.CELLS and plan.cells is not None:
                 limit = best.value - plan.resolved(best.value, value)
                 units = np.maximum(units, plan.cells / sigma)
@@ -280,11 +295,10 @@ def _run(method: Untuned, start: Start, value: float, near: float) -> Steps:
             limit = math.inf
         elif best.reason == Reason.NOISE and best.value < before:
             sigma = plan.hidden(before - best.value)
-        start.report(f"evolution(step_size={sigma:.2g})", best.reason or reason)
-        ahead = start._replace(params=best.params)
-        again = plan.noise > 0
-        inner = evolution.steps(ahead, best.value, units, sigma, population, again)
-        found, interrupted = yield from _until(inner, limit, most)
+        found, interrupted = yield from _until(
+            _evolution(start, best, reason, units, sigma, population, plan.noise),
+            *(limit, most),
+        )
         if interrupted and found.value < best.value:
             before, reason = found.value, Reason.LOWER
             if not np.isfinite(best.value):
@@ -302,6 +316,28 @@ def _run(method: Untuned, start: Start, value: float, near: float) -> Steps:
         descends, sigma, reason = False, _WIDE, found.reason
         best = best._replace(reason="")
         population = evolution.doubled(population, d)
+
+
+def _evolution(
+    start: Start,
+    best: End,
+    reason: str,
+    units: np.ndarray,
+    sigma: float,
+    population: int,
+    noise: float,
+) -> Steps:
+    """Returns the steps of a strategy from the best point, which it reports.
+
+    Parameters that changed no value stay.
+    """
+    box, reason = start.box, best.reason or reason
+    reason = Reason.LOOKING if reason == Reason.MINIMUM else reason
+    start.report(f"evolution(step_size={sigma:.2g})", reason)
+    if best.unused is not None:
+        box = Box(*(np.where(best.unused, best.params, bound) for bound in box))
+    ahead = start._replace(params=best.params, box=box)
+    return evolution.steps(ahead, best.value, units, sigma, population, noise > 0)
 
 
 def _until(inner: Steps, limit: float, most: int | None) -> Part[tuple[End, bool]]:
@@ -362,11 +398,19 @@ def _first_values(
 
     def of_steps() -> Part[Plan]:
         nonlocal x, value
+        everywhere = np.ones(len(x), bool)
         units = evolution.sizes(start, method.scale)
-        x, value = yield from far.long_differences(x, value, units, space)
+        start.report("long differences", Reason.STILL)
+        x, value, changed = yield from far.long_differences(x, value, units, space)
+        if not changed:
+            looked = yield from far.look(x, value, everywhere, units, space)
+            x, value = looked.x, looked.value
+            if not np.any(looked.lengths):
+                return plan(Reason.FLAT)
         near = (yield space.point(x + spacing * space.spans(x))[None])[0]
         if near == value or np.array_equal(x, start.params):
-            return plan(Reason.STEPS)
+            bowl = yield from far.is_bowl(x, value, units, space)
+            return plan(Reason.MINIMUM if bowl else Reason.STEPS)
         # The start was a saddle or on a plateau, and not between steps.
         ahead = start._replace(params=x)
         return (yield from _first_values(method, ahead, value))
@@ -410,7 +454,12 @@ def _first_values(
 
 
 def _search(
-    method: Untuned, start: Start, plan: Plan, best: End, origin: End | None
+    method: Untuned,
+    start: Start,
+    plan: Plan,
+    best: End,
+    origin: End | None,
+    left: float,
 ) -> Part[tuple[End, Plan]]:
     """Slopes, and moves along the parameters if they may lead lower.
 
@@ -420,21 +469,21 @@ def _search(
       plan: The plan.
       best: The best point so far.
       origin: The first point, if there may be moves from there.
+      left: Number of restarts that are left.
     """
     if len(best.params) > _MOST:
         return (yield from _along_few(start, plan.space.sizes, best)), plan
-    units = np.full_like(best.params, np.inf)
-    if origin is not None:
-        units = evolution.sizes(start, method.scale)
-    watch = far.Watch(best, start.params, units)
+    units = evolution.sizes(start, method.scale)
+    far_away = units if origin is not None else np.full_like(units, np.inf)
+    watch = far.Watch(best, start.params, far_away)
     found = yield from far.watched(_descent(method, start, plan, best), watch)
     best, plan = found or (watch.best, plan)
     if best.reason in _UNMOVED or watch.fails:
         return best, plan
-    if origin is not None:
-        surely = best.reason == Reason.MINIMUM or watch.is_far
+    if origin is not None and (left > 0 or watch.is_far):
+        surely = best.reason in _FOUND or watch.is_far
         best, plan = yield from _from_origin(method, start, plan, best, origin, surely)
-    if best.reason not in (Reason.MINIMUM, *_UNMOVED):
+    if best.reason not in (Reason.MINIMUM, Reason.SETTLED, *_UNMOVED):
         start.report(MOVES, best.reason)
         units = method.sizes(start, best.params)
         units = units if plan.sizes is None else plan.sizes
@@ -489,6 +538,8 @@ def _descent(
         if not looked.value < best.value:
             cells = looked.lengths
             reason = Reason.CELLS if np.any(cells) else end.reason
+            unused = end.dead & (cells == 0)
+            best = best._replace(unused=unused if np.any(unused) else None)
             return best._replace(reason=reason), plan._replace(cells=cells)
         x, value = looked.x, looked.value
     return End(x, value, Reason.CELLS), plan

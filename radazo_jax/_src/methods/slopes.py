@@ -63,6 +63,9 @@ _FAR, _LONGER = 1e-2, 300.0
 # The value falls no more if it falls by less than so many roundings, twice.
 _EQUAL = 8.0
 
+# The value hardly falls if so many steps in a row lower it by less than this share.
+_CRAWL, _HARDLY = 5, 1e-10
+
 # Curvatures of less than this share of the largest one may be errors of a model.
 _FLAT = 1e-6
 
@@ -165,7 +168,7 @@ def line_search(
 
     t = 1.0
     new, at, promised = yield from ahead(t)
-    if at <= value + _SUFFICIENT * promised:
+    if at < value and at <= value + _SUFFICIENT * promised:
         for _ in range(most):
             if at >= value + _ENOUGH * promised:
                 break
@@ -184,7 +187,7 @@ def line_search(
             share = float(np.clip(share, _SHORTEST, _LONGEST))
         t *= share
         new, at, promised = yield from ahead(t)
-        if at <= value + _SUFFICIENT * promised:
+        if at < value and at <= value + _SUFFICIENT * promised:
             return Searched(new, at)
         rounding = _ROUNDINGS * np.finfo(float).eps * abs(value)
         high = at - value > max(rounding, _AS_HIGH * rise)
@@ -294,6 +297,7 @@ def steps(
         at.memory.know(hessian * np.outer(space.sizes, space.sizes))
     before: tuple[np.ndarray, np.ndarray] | None = None
     equal = jumps = cuts = 0
+    latest: list[float] = []
     is_probed = False
     while True:
         if begun is None:
@@ -327,6 +331,13 @@ def steps(
                 if (yield from _is_lower_around(at, space)):
                     return at.ended(Reason.NOWHERE)
             equal = equal + 1 if fall <= _EQUAL * at.resolved() else 0
+            latest = [*latest, at.value][-_CRAWL:]
+            crawls = latest[0] - at.value <= _HARDLY * abs(at.value)
+            if crawls and len(latest) == _CRAWL:
+                if at.twosided:
+                    return at.ended(Reason.SETTLED)
+                at.both_sides()
+                latest = []
             if equal < 2:
                 continue
         before, jumps = None, jumps + searched.jumps

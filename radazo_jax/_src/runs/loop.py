@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -43,6 +43,13 @@ class Steps(abc.ABC):
         self.best = Best(None)
         self.num_failed, self.last_failure = 0, ""
         self.show: Callable[[], None] = lambda: None
+
+    # Advice if all values of the first steps are equal.
+    still: ClassVar[str] = (
+        "If fun is piecewise constant, name an estimator whose smoothing is about as "
+        "wide as its pieces, such as central_difference(smoothing=0.2), and an "
+        "optimizer such as radazo(1e-2). help(zo.diagnose) says how to measure fun."
+    )
 
     @property
     @abc.abstractmethod
@@ -185,11 +192,11 @@ def run(
         error.state = steps.outside()
         error.result = _result(steps, steps.so_far(), "failure", rate)
         raise
-    except (Exception, KeyboardInterrupt) as error:
-        # Nothing that was evaluated is lost by an error of a callback, or by Ctrl-C.
+    except BaseException as error:
+        # Nothing that was evaluated is lost by a callback's error, or by Ctrl-C.
         with contextlib.suppress(Exception):
             result = _result(steps, steps.so_far(), "failure", rate)
-            error.result = result  # type: ignore[union-attr]
+            error.result = result  # type: ignore[attr-defined]
         raise
     return _result(steps, params, stopped, rate)
 
@@ -207,7 +214,7 @@ def _take_all(
 ) -> str:
     """Takes the steps; returns the reason for which the run ended."""
     budget, limits = steps.budget, policy.limits(steps.failures)
-    begun, standstill = budget.evaluations, _Standstill(steps.number, steps.dtype)
+    begun, standstill = budget.evaluations, _Standstill(steps)
     while not (stopped := budget.reason() or steps.ended()):
         before = len(steps.rows)
         if not steps.take():
@@ -245,10 +252,10 @@ class _Standstill:
     not looked at.
     """
 
-    def __init__(self, number: int, dtype: Any):
-        """Begins to look at a run after so many steps, by values of a dtype."""
-        self._values: list[float] | None = None if number else []
-        self._eps = float(np.finfo(dtype).eps)
+    def __init__(self, steps: Steps):
+        """Begins to look at a run."""
+        self._values: list[float] | None = None if steps.number else []
+        self._eps, self._advice = float(np.finfo(steps.dtype).eps), steps.still
 
     def see(self, row: Mapping[str, Any]) -> None:
         """Looks at the numbers of one or several steps, as a `History` has them.
@@ -275,10 +282,7 @@ class _Standstill:
             self._values = None
             checks.warn(
                 f"fun returned {first:.6g} at all points of the first {_STILL} steps, "
-                "as a constant does. If fun is piecewise constant, name an estimator "
-                "whose smoothing is about as wide as its pieces, such as "
-                "central_difference(smoothing=0.2), and an optimizer such as "
-                "radazo(1e-2). help(zo.diagnose) says how to measure fun."
+                f"as a constant does. {self._advice}"
             )
 
 

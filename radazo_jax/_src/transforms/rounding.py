@@ -44,6 +44,11 @@ def stochastic_rounding(key: jax.typing.ArrayLike) -> GradientTransformationExtr
     with the parameters to q₀ or q₁ exactly, in the arithmetic of
     `optax.apply_updates`. If |u| > |θ|, an update to the neighbor q₁ may not exist in
     this arithmetic, and the number after it replaces it, with half of its probability.
+    An update in a wider dtype than the parameters is rounded at random, too, so that
+    small values are kept in the mean. Gradients in float16 and narrower dtypes lose
+    them when a small learning rate multiplies them: `solver`, `minimize` and
+    `estimate_gradient(inner=...)` compute such gradients in float32 if this
+    transformation follows; in other loops pass float32 gradients.
 
     Use it for parameters in bfloat16 or float16.
     The random number of an element depends on the key, the number of the update and
@@ -127,8 +132,10 @@ def _rounded(key: jax.Array, p: Any, u: Any, at: Positions) -> jax.Array:
             f"params must be real floating-point arrays; got {p.dtype}. Put them under "
             "optax.partition."
         )
-    # Of its own dtype also inside of a fused program.
-    u = xla.rounded(jnp.asarray(u).astype(p.dtype))
+    # Words as floats in [0, 1), of which small ones are as exact as large ones.
+    word = generator.bits(key, at) >> np.uint32(1)
+    drawn = word.astype(jnp.int32).astype(jnp.float32) * np.float32(2**-31)
+    u, drawn = _narrowed(jnp.asarray(u), p.dtype, drawn)
     nearest, error = _add(p, u)
     # If |u| <= |p|, the distance from p to each neighbor of the sum is a number of the
     # dtype. Otherwise the update is u, or the number next to u, because u has the wider
@@ -144,10 +151,34 @@ def _rounded(key: jax.Array, p: Any, u: Any, at: Positions) -> jax.Array:
     other = xla.rounded(other)
     beyond, _ = _add(p, other)
     share = error / (beyond.astype(wide) - nearest.astype(wide))
-    # Words as floats in [0, 1), of which small ones are as exact as large ones.
-    word = generator.bits(key, at) >> np.uint32(1)
-    drawn = word.astype(jnp.int32).astype(jnp.float32) * np.float32(2**-31)
     return jnp.where(drawn < share.astype(jnp.float32), other, same)
+
+
+def _narrowed(
+    u: jax.Array, dtype: np.dtype, drawn: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The update in the dtype of the parameters, with its own value for its mean.
+
+    Args:
+      u: The update.
+      dtype: The dtype of the parameters.
+      drawn: Uniform numbers in [0, 1).
+
+    Returns:
+      The update, and uniform numbers in [0, 1) that do not depend on it.
+    """
+    # Of its own dtype also inside of a fused program.
+    nearest = xla.rounded(u.astype(dtype))
+    wide = at_least_float32(u.dtype)
+    if u.dtype == dtype or wide.itemsize <= dtype.itemsize:
+        return nearest, drawn
+    error = u.astype(wide) - nearest.astype(wide)
+    other = xla.rounded(_next(nearest, error))
+    share = error / (other.astype(wide) - nearest.astype(wide))
+    share = share.astype(jnp.float32)
+    takes = drawn < share
+    drawn = jnp.where(takes, drawn / share, (drawn - share) / (1 - share))
+    return jnp.where(takes, other, nearest), drawn
 
 
 def _add(p: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -57,8 +57,8 @@ def distribute(
     the run itself, from the values that all workers computed. In each step it evaluates
     some of the points. A message has the values of a step and the numbers of the points
     to evaluate, so that its size does not depend on the size of the model. Workers may
-    join, die and return at any step: the values of the steps before are sent to a
-    worker that joins, or it copies the state of another worker if that is faster.
+    join, die and return at any step: a worker that joins gets the values of the steps
+    before.
 
     Use it if evaluations take milliseconds or longer and the machines have no fast
     connection, or are not always there. On devices of one machine or of one cluster
@@ -74,8 +74,10 @@ def distribute(
         worker once; or `None` if `make_fun` returns a pair `(fun, params)`.
       optimizer: An Optax transformation, such as `radazo(1e-3)`. It gets no `value_fn`.
       estimator: An estimator, such as `forward_difference()`.
-      client: A `distributed.Client`, not an asynchronous one. It must reach the
-        addresses of the workers.
+      client: A `distributed.Client`, not an asynchronous one; best with
+        `direct_to_workers=True`, which needs to reach the addresses of the workers. Or
+        the module `ray`, after `ray.init()`: each GPU of the cluster is a worker, and
+        each node without GPUs.
       num_steps: Number of steps; with a journal, of the whole run. By default 1000,
         also with a `target`, which may never be reached, and 2³¹ − 2 with another
         budget.
@@ -91,8 +93,8 @@ def distribute(
       bounds: As in `ask_tell`.
       batch_size: Number of points that a worker evaluates together, under `jax.vmap`.
       timeout: Seconds after which a worker that has not answered is dropped, in
-        addition to the time that it is expected to take. If no worker answers for as
-        long, the run ends. The points of a late worker go to other workers earlier.
+        addition to the time that it is expected to take. If there are no workers for
+        as long, the run ends. The points of a late worker go to others earlier.
       on_failure: "drop" or "raise", as in `train`.
       max_consecutive_failures: Number of steps skipped in a row that ends the run.
       journal: The path of a file on the driver's machine to which the values of each
@@ -154,8 +156,7 @@ def distribute(
     recipe = engine.dumps((make_fun, params, run, batch_size, data))
     with ExitStack() as stack:
         ends = stack.enter_context(loop.interruptible())
-        given = versions(), recipe
-        fleet = Fleet(engine, given, batch_size, float(timeout), ends)
+        fleet = Fleet(engine, (versions(), recipe), batch_size, float(timeout), ends)
         stack.callback(fleet.close)
         opened = nullcontext() if journal is None else Journal(journal).opened()
         file = stack.enter_context(opened)
@@ -219,8 +220,7 @@ class Driver(loop.Steps):
 
     def _check(self) -> None:
         """Raises if too much has failed before the current step."""
-        last = self.last_failure
-        self._policy.check(self.failures, self.number, self._limits, last)
+        self._policy.check(self.failures, self.number, self._limits, self.last_failure)
 
     def _count(self, record: Record) -> None:
         """Counts a step."""
@@ -237,8 +237,7 @@ class Driver(loop.Steps):
         return {"lowest": f"{self.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
 
     def report(self) -> Report:
-        records = self._fleet.records
-        return Report(len(records), records[-1].values, None, self.best, self.state)
+        return Report(self.number, self._fleet.values, None, self.best, self.state)
 
     def history(self) -> history.History:
         """The numbers of all steps so far; of the last only once workers took it."""

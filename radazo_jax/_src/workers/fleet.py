@@ -95,8 +95,8 @@ class Fleet:
         self._inbox: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         self._alive_at = self._look_at = time.monotonic()
         self._workers: dict[str, Worker] = {}
-        self._left_out: set[str] = set()
-        self._initial: set[str] = set()  # Their failures end the run.
+        # Names; the failures of those that were there from the beginning end the run.
+        self._left_out, self._initial = set[str](), set[str]()
         self._seconds = np.inf  # Duration of the last batch; of a build before.
         self._why = ""  # For which the last worker left.
         self._sums: dict[int, tuple[int, str]] = {}  # Checksums, and who has them.
@@ -144,8 +144,7 @@ class Fleet:
         for _ in range(_MOST_LOST):
             if not (self.evaluate(0) and fetches):
                 return None
-            for name in self._known & self._workers.keys():
-                worker = self._workers[name]
+            for worker in [w for w in self._workers.values() if w.name in self._known]:
                 try:
                     return self._engine.call(worker.actor, "params", self._timeout)
                 except Exception as error:
@@ -231,12 +230,12 @@ class Fleet:
             problem = self._difference(found)
         if problem:
             self._leave_out(worker, problem)
-            return
-        self._initial.discard(name)
-        self.reports.setdefault(name, WorkerReport(len(self.records)))
-        # It has compiled, and evaluated a batch: nobody is late before that.
-        self._seconds = min(self._seconds, time.monotonic() - begun)
-        worker.asked = np.inf
+        else:
+            self._initial.discard(name)
+            self.reports.setdefault(name, WorkerReport(len(self.records)))
+            # It has compiled, and evaluated a batch: nobody is late before that.
+            self._seconds = min(self._seconds, time.monotonic() - begun)
+            worker.asked = np.inf
 
     def _difference(self, built: Description) -> str:
         """A text if a worker has built another run than the first worker."""
@@ -324,9 +323,9 @@ class Fleet:
             self._leave_out(worker, reply)
             return
         if not isinstance(reply, Reply):
-            late = f"gave no answer for {self._timeout:.3g} s"
             hangs = isinstance(reply, TimeoutError)
-            self._lose(worker, late if hangs else f"died: {reply!r:.300}")
+            reason = "gave no answer in time" if hangs else "died"
+            self._lose(worker, f"{reason}: {reply!r:.300}")
             return
         elapsed, first = time.monotonic() - worker.asked, worker.step
         worker.asked, worker.members = np.inf, []
@@ -362,8 +361,7 @@ class Fleet:
             if owner != _JOURNAL:
                 raise _ended(f"{text} Take workers with the same instruction set.")
             checks.warn(f"{text} The run continues from the values of the journal.")
-            left = {i: x for i, x in self._sums.items() if x[1] != _JOURNAL}
-            self._sums = left
+            self._sums = {i: x for i, x in self._sums.items() if x[1] != _JOURNAL}
         self._sums[step] = checksum, name
 
 

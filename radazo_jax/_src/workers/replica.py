@@ -59,7 +59,7 @@ class Replica:
         """Keeps a recipe, which is read if the versions are the driver's.
 
         Args:
-          versions: Versions of the driver, on which the recipe depends.
+          versions: The versions of the driver, on which the recipe depends.
           recipe: The pickled arguments of `_built`.
         """
         self._versions, self._recipe = versions, recipe

@@ -227,7 +227,7 @@ class Population(zo.Evaluator):
 
     def cache(self, points: zo.estimators.Points) -> zo.estimators.Points:
         """The same points, with directions stored if that pays."""
-        return zo.vectorized().cache(points)
+        return zo.vectorized(len(points.scales)).cache(points)
 
     def evaluate(
         self, fun: Any, params: Any, points: zo.estimators.Points, has_aux: bool

@@ -103,7 +103,7 @@ def test_a_population_says_what_each_member_says_alone():
 
     def points_of(state):
         points, _ = estimator.points(draw, state, ())
-        return zo.vectorized().cache(points)
+        return zo.vectorized(len(points.scales)).cache(points)
 
     def population(state, temperature):
         fun = functools.partial(
