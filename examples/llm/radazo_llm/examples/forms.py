@@ -228,8 +228,7 @@ def _parsed(value: Any) -> Any:
 def _conversation(row: Row) -> Item:
     *before, last = _turns(row, "messages", reply=True)
     tools = _parsed(row.values.get("tools"))
-    valid = isinstance(tools, list) and tools and _is_flat(tools)
-    if tools is not None and not valid:
+    if tools is not None and not (isinstance(tools, list) and tools):
         raise ValueError(
             f"{row.place}: tools must be a list that is not empty; got {tools!r:.80}."
         )
@@ -256,7 +255,7 @@ def _turns(row: Row, name: str, *, reply: bool) -> list[Turn]:
     Entries that are null are left out: a table has them for keys of other rows.
     """
     turns = _parsed(row.values[name])
-    valid = isinstance(turns, list) and all(map(_is_turn, turns)) and _is_flat(turns)
+    valid = isinstance(turns, list) and all(map(_is_turn, turns))
     ends = valid and bool(turns) and (turns[-1]["role"] == "assistant") == reply
     if not ends or (name == "messages" and len(turns) < 2):
         kind = "with" if reply else "without"
@@ -269,14 +268,6 @@ def _turns(row: Row, name: str, *, reply: bool) -> list[Turn]:
         {k: v for k, v in turn.items() if v is not None or k == "content"}
         for turn in turns
     ]
-
-
-def _is_flat(value: Any) -> bool:
-    """Whether a value is nested so little that it can be written as JSON."""
-    try:
-        return bool(json.dumps(value))
-    except RecursionError:
-        return False
 
 
 def _is_turn(turn: Any) -> bool:

@@ -172,22 +172,6 @@ def test_reasoning_that_the_template_leaves_out_is_said(tmp_path):
     assert not texts(tmp_path, LATEST, [USER, THINK])[2]
 
 
-def test_calls_that_are_nested_deep_are_one_line(tmp_path):
-    """Some can be read, and are too deep to be written again."""
-    refused = []
-    for depth in (10, 400, *range(900, 1000, 9), 3000):
-        call = {"function": {"name": "add", "arguments": "DEEP"}}
-        turns = json.dumps([USER, CALLS | {"tool_calls": [call]}])
-        deep = "[" * depth + "]" * depth
-        try:
-            found = texts(tmp_path, CHANNELS, turns.replace('"DEEP"', deep))[1]
-            assert found == [f"to=add{deep}<call>"]
-        except ValueError as error:
-            refused.append(depth)
-            assert len(str(error).splitlines()) == 1
-    assert refused and refused[0] > 10 and refused[-1] == 3000
-
-
 @pytest.mark.parametrize(
     ("template", "turns", "tools", "options", "message"),
     [
