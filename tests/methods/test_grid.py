@@ -329,9 +329,7 @@ def test_a_start_off_the_grid_is_rounded_with_one_warning_a_call():
     start = {"a": np.array([0.0, 0.3]), "b": np.array(0.6)}
     found = None
     for most in (30, 40):
-        with pytest.warns(
-            UserWarning, match=r"params\['b'\].* at 0.5"
-        ) as caught:
+        with pytest.warns(UserWarning, match=r"params\['b'\].* at 0.5") as caught:
             found = run(
                 of_tree, start, step=STEP, max_evaluations=most,
                 evaluations=found and found.evaluations,
