@@ -287,7 +287,7 @@ QUESTIONS = {
 }
 TOOLS = {
     "optax": (2.2, 3.0, "jax.grad and Optax"),
-    "radazo": (0.0, 0.0, "zo.value_and_grad\nand zo.radazo"),
+    "radazo": (0.0, 0.0, "zo.train, or\nzo.value_and_grad"),
     "shaping": (-2.2, 1.0, "zo.evolution_strategy"),
     "many": (4.4, 2.0, "zo.train"),
     "workers": (4.4, 1.0, "zo.minimize\nwith workers, journal"),

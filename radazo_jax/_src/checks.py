@@ -12,7 +12,7 @@ import math
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -297,8 +297,7 @@ def check_not_masked(name: str, tree: Any) -> None:
         if isinstance(leaf, np.ma.MaskedArray):
             raise TypeError(
                 f"{name} must hold arrays without masks; got a masked one at {name}"
-                f"{jax.tree_util.keystr(path)}. Leave out what is masked, or give it a "
-                "value by .filled(value)."
+                f"{jax.tree_util.keystr(path)}. Pass .filled(value) of it."
             )
 
 
@@ -307,8 +306,7 @@ def check_params(params: optax.Params) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise ValueError(
-            "params must hold at least one array; got the empty tree "
-            f"{shown.given(params)}."
+            f"params must hold at least one array; got the empty tree {params!r}."
         )
     check_not_deleted("params", params)
     check_not_masked("params", params)
@@ -328,8 +326,7 @@ def check_params(params: optax.Params) -> None:
             )
     if not any(np.size(leaf) for _, leaf in leaves):
         raise ValueError(
-            "params must hold at least one number; got empty arrays in "
-            f"{shown.tree(params)}."
+            f"params must hold at least one number; got empty {shown.tree(params)}."
         )
 
 
@@ -414,21 +411,6 @@ def check_not_deleted(name: str, tree: Any) -> None:
             )
 
 
-class RefError(TypeError):
-    """A function that reads or writes a `jax.Ref`."""
-
-
-def check_no_refs(consts: Iterable[Any]) -> None:
-    """Raises if a function that was traced closes over a `jax.Ref`."""
-    for const in consts:
-        if isinstance(const, jax.Ref):
-            raise RefError(
-                "fun must not read or write a jax.Ref, because points are evaluated "
-                f"together; got one of {jax.typeof(const)}. Pass its value, ref[...], "
-                "as an argument, and return what is new with has_aux=True."
-            )
-
-
 def checked_loss(
     fun: Callable[[optax.Params], Any], has_aux: bool, vector_valued: bool = False
 ) -> Callable[[optax.Params], tuple[jax.Array, Any]]:
@@ -491,7 +473,7 @@ def as_values(values: Any, dtype: jax.typing.DTypeLike) -> np.ndarray:
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise TypeError(
-            f"values must be real numbers, NaN for what failed; got "
+            "values must be real numbers, NaN for what failed; got "
             f"{shown.given(values)}."
         )
     # Values beyond float32 are infinite: they failed.

@@ -28,7 +28,7 @@ import dataclasses
 import functools
 import numbers
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -37,7 +37,7 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from radazo_jax._src import checks, trees
+from radazo_jax._src import trees
 
 # On CPUs a program holds 150 to 350 of the 65,530 mappings of a process.
 _MOST = 12
@@ -169,7 +169,7 @@ def traced(fun: Callable[..., Any], *args: Any, shares_numbers: bool = False) ->
         return found
 
     closed = jax.make_jaxpr(of_arrays)(*arrays)
-    checks.check_no_refs(closed.consts)
+    check_no_refs(closed.consts)
     if shares_numbers:
         closed = _with_numbers_as_consts(closed)
     consts = list(map(_owned, closed.consts, closed.jaxpr.constvars))
@@ -178,6 +178,21 @@ def traced(fun: Callable[..., Any], *args: Any, shares_numbers: bool = False) ->
     # Equations hold only under the mesh of their trace, and evaluators divide it. So
     # the program traces the function once more, and its arrays are a part of it.
     return Traced((), _Trace(closed.jaxpr, output[0], fun=fun, consts=consts))
+
+
+class RefError(TypeError):
+    """A function that reads or writes a `jax.Ref`."""
+
+
+def check_no_refs(consts: Iterable[Any]) -> None:
+    """Raises if a function that was traced closes over a `jax.Ref`."""
+    for const in consts:
+        if isinstance(const, jax.Ref):
+            raise RefError(
+                "fun must not read or write a jax.Ref, because points are evaluated "
+                f"together; got one of {jax.typeof(const)}. Pass its value, ref[...], "
+                "as an argument, and return what is new with has_aux=True."
+            )
 
 
 def _with_numbers_as_consts(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:

@@ -148,6 +148,12 @@ def at_least_float32(dtype: jax.typing.DTypeLike) -> jnp.dtype:
     return dtype if dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
 
 
+def with_range(dtype: jax.typing.DTypeLike) -> jnp.dtype:
+    """`dtype`, or float32 for those that lose small numbers which float32 has."""
+    narrow = jnp.finfo(dtype).minexp > jnp.finfo(jnp.float32).minexp
+    return jnp.dtype(jnp.float32 if narrow else dtype)
+
+
 def rounding(value: Any) -> float:
     """The part of a loss that its rounding may change: 32 units of it.
 

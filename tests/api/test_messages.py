@@ -15,6 +15,7 @@ from flax import linen, nnx
 
 import radazo_jax as zo
 import radazo_jax.nnx as zo_nnx
+from radazo_jax._src.steps import states
 from radazo_jax.estimators import Estimate, sample_points
 from tests.helpers.short_runs import called, run
 
@@ -184,6 +185,39 @@ def test_masked_bounds_are_refused(bounds):
     ):
         text = message(TypeError, call)
         assert text.startswith("bounds must hold arrays without masks")
+
+
+class Quantized(nnx.Module):
+    def __init__(self):
+        self.scale = nnx.Param(jnp.ones(2))
+        self.weight = nnx.Param(jnp.array([3, -4], jnp.int8))
+
+    def __call__(self):
+        return jnp.sum(self.scale[...] * self.weight[...].astype(jnp.float32))
+
+
+def test_an_integer_variable_of_a_module_is_named_with_a_filter_that_works():
+    def estimate(**options):
+        value_and_grad = zo_nnx.value_and_grad(lambda m: m() ** 2, FORWARD, **options)
+        return value_and_grad(0, Quantized())
+
+    text = message(TypeError, estimate)
+    assert text.startswith(
+        "wrt must match floating-point variables; got int8[2] at wei"
+    )
+    wrt = text.partition("Pass wrt=")[2].rstrip(".")
+    value, gradient = estimate(wrt=eval(wrt, {"nnx": nnx}))
+    assert value == 1 and list(gradient) == ["scale"]
+
+
+def test_a_state_of_other_parameters_is_refused():
+    init, _ = zo.solver(loss, zo.zo_sgd(1e-2), FORWARD)
+    state = init(START, 0)
+    states.check_params_of(state, np.zeros(3))
+    for params in (np.zeros(4), {"a": START}, [START]):
+        text = message(ValueError, states.check_params_of, state, params)
+        assert text.startswith("state must have parameters like params")
+        assert "got float32[3]" in text
 
 
 INTEGERS = {

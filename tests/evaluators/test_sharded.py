@@ -417,6 +417,26 @@ def test_an_axis_that_is_in_use_is_named(types):
             value_and_grad(0, params, batch)
 
 
+def test_a_loss_that_divides_all_axes_is_referred_to_this_evaluator():
+    def local(params, x):
+        return jax.lax.pmean(loss(params, x), "data")
+
+    def divided(params, x):
+        return jax.shard_map(local, in_specs=(P(), P("data")), out_specs=P())(params, x)
+
+    params, x = problem()
+    estimator = ESTIMATORS["forward"](DISTRIBUTIONS["sphere"], 5, 0.1)
+
+    def value(evaluator):
+        with jax.set_mesh(mesh_of(2, 2, types=AxisType.Auto)):
+            estimate = zo.value_and_grad(divided, estimator, evaluator=evaluator)
+            return estimate(0, params, x)[0]
+
+    with pytest.raises(ValueError, match=r"Pass sharded\('k', batch_size=1\) to"):
+        value(zo.sharded("k"))
+    np.testing.assert_allclose(value(zo.sharded("k", 1)), loss(params, x), rtol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("distribution", "batch_size"),

@@ -62,6 +62,29 @@ def test_rounds_to_a_neighbor_without_bias(name):
     assert np.mean(rounded != (p + u)) > 0.1
 
 
+# Parameters, and updates that the narrow dtypes round: up to 3 % for float8_e5m2.
+WIDE = [(1.0, -1e-3), (-3.0, 0.0127), (1.0, -0.97), (0.5, 2.3), (1e-2, -5.1)]
+NARROW = ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+
+
+@pytest.mark.parametrize("name", every(NARROW, "float16", "float8_e4m3fn"))
+@pytest.mark.parametrize("incoming", every(["float32", "float64"], "float32"))
+def test_wide_updates_keep_their_mean_in_narrow_parameters(name, incoming):
+    dtype, size = np.dtype(getattr(ml_dtypes, name, None) or name), 2**17
+    p = np.repeat(np.array([p for p, _ in WIDE]).astype(dtype), size)
+    u = np.repeat(np.array([u for _, u in WIDE], incoming), size)
+    tx = zo.stochastic_rounding(0)
+    with jax.enable_x64(incoming == "float64"):
+        updates, _ = jax.jit(tx.update)(jnp.asarray(u), tx.init(p), jnp.asarray(p))
+        rounded = np.asarray(optax.apply_updates(jnp.asarray(p), updates))
+    assert updates.dtype == rounded.dtype == dtype
+    moved = (rounded.astype(np.float64) - p.astype(np.float64)).reshape(-1, size)
+    for each, (_, wanted) in zip(moved, WIDE, strict=True):
+        z = (each.mean() - wanted) / (each.std() / np.sqrt(size))
+        assert abs(z) < 4.5
+        assert len(np.unique(each)) <= 4
+
+
 def test_each_update_draws_by_position_other_numbers():
     p, u = (jnp.asarray(x) for x in pairs(ml_dtypes.bfloat16))
     tx = zo.stochastic_rounding(0)

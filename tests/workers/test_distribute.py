@@ -453,6 +453,19 @@ def test_worker_that_hangs_while_others_work_is_left_out():
     assert_same(result, expected)
 
 
+def test_worker_that_dies_whenever_it_builds_the_run_ends_it():
+    here, deaths = Here("a"), []
+
+    def change(name, description):
+        deaths.append(name)
+        raise OSError("connection reset")
+
+    here.change = change
+    with pytest.raises(ValueError, match="a, died while it built the run: OSError"):
+        run(here, timeout=1.5)
+    assert len(deaths) > 1
+
+
 def test_function_that_fails_on_all_workers_ends_the_run():
     here = Here("a")
     here.build = lambda name, given, timeout: (name, held(*given))

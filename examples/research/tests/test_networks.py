@@ -35,6 +35,9 @@ def test_the_searched_pair_loses_nothing():
     assert networks.lost(row, networks.SEARCHED) == 0
     # A mean of 2.5; 4.5 is no progress, and 1 is the searched pair's.
     np.testing.assert_allclose(networks.lost(row, networks.MEASURED), 1.5 / 3.5)
+    # The start does not count.
+    assert networks.ratio(row, networks.SEARCHED) == 0
+    np.testing.assert_allclose(networks.ratio(row, networks.MEASURED), np.log(2.5))
 
 
 @pytest.mark.parametrize(

@@ -185,9 +185,8 @@ def _sums(
     coefficients, directions = barrier((coefficients, directions))
     size = len(coefficients)
     stored, few = _stored(directions, layout)
-    # The loops below have accumulators of the size of the parameters, and expressions
-    # fuse with what reads them.
-    in_a_loop, leaves = size > _MAX_UNROLLED, layout.leaves
+    # The loops below have accumulators of the size of the parameters.
+    in_a_loop = size > _MAX_UNROLLED
     if few or (in_a_loop and stored <= layout.dimension):
         return _sums(coefficients, _keep(directions, layout), layout)
 
@@ -204,10 +203,7 @@ def _sums(
             coefficients, directions, cuda=at_once, rocm=at_once, default=in_turn
         )
 
-    if in_a_loop:
-        leaves = _drawn_leaves(directions.distribution, layout)
-    sums = list(map(of_leaf, leaves))
-    return sums if leaves is layout.leaves else _split(sums[0], layout, 0)
+    return [of_leaf(leaf) for leaf in layout.leaves]
 
 
 def _in_dtype(
@@ -286,8 +282,10 @@ def _keep(directions: Direction, layout: Layout) -> Direction:
     """The same directions with their elements, each number drawn once."""
     distribution, scale = directions.distribution, directions.scale
     # Several would be stored once more, when they are cut into leaves.
-    alone = len(scale) == 1
-    leaves = _drawn_leaves(distribution, layout) if alone else layout.leaves
+    at_once = len(scale) == 1 and _are_one(distribution, layout)
+    leaves = layout.leaves
+    if at_once:
+        leaves = (Leaf((layout.dimension,), 0, "", None),)
     stored = distribution_module.stored(
         *(distribution, directions.key, directions.number),
         *(leaves, layout.dimension),
@@ -295,36 +293,29 @@ def _keep(directions: Direction, layout: Layout) -> Direction:
     if distribution.normalized:
         # The norm of what is stored, so that nothing is drawn twice.
         scale = jax.vmap(functools.partial(norm.inverse_norm_of, distribution))(stored)
-    if leaves is not layout.leaves:
+    if at_once:
         flat = jax.vmap(lambda elements: elements.values())(stored[0])
-        stored = tuple(map(DenseElements, _split(flat, layout, 1)))
+        parts = counter.split(flat[0], [leaf.shape for leaf in layout.leaves])
+        stored = tuple(DenseElements(part[None]) for part in parts)
     return dataclasses.replace(directions, cached=stored, scale=scale)
 
 
-def _drawn_leaves(distribution: Distribution, layout: Layout) -> tuple[Leaf, ...]:
-    """The leaves, or on a CPU all of them as a single one.
+def _are_one(distribution: Distribution, layout: Layout) -> bool:
+    """Whether all leaves of a direction are drawn as one array, and cut.
 
-    A program that draws a single array compiles in a fraction of the time.
+    Such a program compiles in a fraction of the time. Accelerators would copy what is
+    cut, and one array would not be sharded as the leaves are.
     """
-    own = all(
-        distribution._parts(leaf) == [Part(leaf.shape, leaf.offset)]
-        for leaf in layout.leaves
+    return (
+        jax.default_backend() == "cpu"
+        and jax.sharding.get_abstract_mesh().empty
+        and len(layout.leaves) > 1
+        and layout.dimension <= _MAX_KEPT
+        and all(
+            distribution._parts(leaf) == [Part(leaf.shape, leaf.offset)]
+            for leaf in layout.leaves
+        )
     )
-    on_cpu = jax.default_backend() == "cpu"
-    # One array would not be sharded as the leaves are.
-    on_one = jax.sharding.get_abstract_mesh().empty
-    size = layout.dimension
-    if not (own and on_cpu and on_one and len(layout.leaves) > 1) or size > _MAX_KEPT:
-        return layout.leaves
-    return (Leaf((size,), 0, "", None),)
-
-
-def _split(flat: jax.Array, layout: Layout, axis: int) -> list[jax.Array]:
-    """The leaves that lie one after the other along an axis, the last."""
-    return [
-        flat[..., x.offset : x.offset + x.size].reshape(*flat.shape[:axis], *x.shape)
-        for x in layout.leaves
-    ]
 
 
 # Number of elements in a block: 64 MiB of float32.

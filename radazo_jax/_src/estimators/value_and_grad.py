@@ -155,7 +155,7 @@ def _estimated(
         at = partial(_merged, static)
         try:
             traced = programs.traced(at, arrays, params, shares_numbers=numbers)
-        except checks.RefError:
+        except programs.RefError:
             raise
         except Exception:  # The loss raises it again below, if it is its own.
             continue

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks, trees
+from radazo_jax._src import checks, programs, trees
 from radazo_jax._src.directions.dense import Gaussian
 from radazo_jax._src.directions.distribution import Direction, Distribution
 from radazo_jax._src.directions.layout import Layout, MatrixAxes, matrix_axes
@@ -107,7 +107,7 @@ def _trace(
         return arrays
 
     jaxpr = jax.make_jaxpr(of_params)(params)
-    checks.check_no_refs(jaxpr.consts)
+    programs.check_no_refs(jaxpr.consts)
     return jaxpr, static[0].merge
 
 

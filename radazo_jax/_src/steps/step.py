@@ -29,6 +29,7 @@ from radazo_jax._src.steps.states import (
     SolverState,
     StepInfo,
 )
+from radazo_jax._src.transforms import rounding
 from radazo_jax._src.transforms.in_place import InPlaceUpdate, unchanged
 
 
@@ -284,7 +285,11 @@ def direction_of(
     **others: Any,
 ) -> tuple[optax.Updates, optax.OptState]:
     """The direction of an optimizer, and the state after it."""
-    gradient = estimate.gradient.materialize(params)
+    like = params
+    if rounding.is_in(optimizer_state):
+        # The products with a learning rate must not be lost before they are rounded.
+        like = jax.tree.map(lambda p: p.astype(trees.with_range(p.dtype)), params)
+    gradient = estimate.gradient.materialize(like)
     args = others | gradients.extra_args(estimate, gradient, loss)
     update = optax.with_extra_args_support(optimizer).update
     try:

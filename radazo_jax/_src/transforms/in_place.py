@@ -1,17 +1,18 @@
 """Updates that are added to the parameters block by block."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import shown
+from radazo_jax._src import shown, trees
 from radazo_jax._src.contracts import GradientTransformationExtraArgs
 from radazo_jax._src.names import checks_names
 from radazo_jax._src.numbers.counter import Positions
+from radazo_jax._src.transforms import by_blocks, rounding
 
 # Of the updates and the parameters of a block, and its positions, to its updates.
 Finish = Callable[[jax.Array, jax.Array, Positions], jax.Array]
@@ -59,7 +60,8 @@ def chain_in_place(
 
     Use it for learning rates, schedules, weight decay and `stochastic_rounding`. A
     transformation that mixes elements, such as `optax.clip_by_global_norm`, or that
-    needs the whole tree, such as one with a mask, must be chained by `optax.chain`.
+    needs the whole tree, such as `optax.add_noise` or one with a mask, must be chained
+    by `optax.chain`. `init` compares updates of small arrays, and refuses the others.
 
     Args:
       first: A transformation whose update is an `InPlaceUpdate`, such as
@@ -72,7 +74,8 @@ def chain_in_place(
 
     Raises:
       TypeError: If `first` cannot update in place.
-      ValueError: In `init`, if the state of another one grows with the parameters.
+      ValueError: In `init`, if another one does not work element by element, or has a
+        state that grows with the parameters.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax
@@ -104,6 +107,7 @@ def chain_in_place(
         return first
     chained = optax.chain(first, *others)
     rest = optax.chain(*others)
+    checked: list[Any] = []  # The structures and shapes of the parameters so far.
 
     def init(params: optax.Params) -> Any:
         state = chained.init(params)
@@ -113,13 +117,21 @@ def chain_in_place(
                 "others must work element by element, with states of single numbers; "
                 f"got a state of {max(sizes)} numbers. Chain them by optax.chain."
             )
+        shapes = [jnp.shape(x) for x in jax.tree.leaves(params)]
+        kind = jax.tree.structure(params), shapes
+        if kind not in checked:
+            _check_blocks(others, state[1:], params)
+            checked.append(kind)
         return state
 
     def apply(
         finish: Finish, state: Any, params: optax.Params, **extra_args: Any
     ) -> tuple[optax.Params, Any]:
+        rounds = rounding.is_in(state)
+
         def one(u: jax.Array, p: jax.Array, positions: Positions) -> jax.Array:
             args = {**extra_args, "positions": positions}
+            u = u.astype(trees.with_range(p.dtype) if rounds else p.dtype)
             u, _ = rest.update(u, state[1:], p, **args)
             return finish(u, p, positions)
 
@@ -132,6 +144,23 @@ def chain_in_place(
     return optax.GradientTransformationExtraArgs(
         init, InPlaceUpdate(chained.update, apply)
     )
+
+
+def _check_blocks(
+    others: Sequence[optax.GradientTransformation], states: Any, params: optax.Params
+) -> None:
+    """Raises if a transformation computes otherwise for blocks than for the tree."""
+    probe = by_blocks.probe_of(params)
+    for other, state in zip(others, states, strict=True):
+        if not by_blocks.is_by_blocks(other, state, probe):
+            names = (
+                shown.part(f).partition(".")[0] for f in (other.update, other.init)
+            )
+            name = next(x for x in names if x != "with_extra_args_support")
+            raise ValueError(
+                f"others must work element by element; got {name}, which computes "
+                "something else for parts of the parameters. Chain it by optax.chain."
+            )
 
 
 def unchanged(u: jax.Array, p: jax.Array, positions: Positions) -> jax.Array:

@@ -255,10 +255,20 @@ def scale_by_replayed_radazo(
         del extra_args
         return _walk(given, finish, params, state, combination)
 
-    def update(updates: optax.Updates, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        # The gradient is the combination, whatever has become of the updates.
-        del updates
-        return apply(None, *args, **kwargs)
+    def update(
+        updates: optax.Updates,
+        state: ScaleByReplayedMomentsState,
+        params: optax.Params | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ScaleByReplayedMomentsState]:
+        # The gradient is the combination, whatever has become of the updates. These may
+        # be wider than the parameters.
+        structures: list[Any] = [jax.tree.structure(x) for x in (updates, params)]
+        if params is not None and structures[0] == structures[1]:
+            params = jax.tree.map(
+                lambda u, p: jnp.asarray(p).astype(u.dtype), updates, params
+            )
+        return apply(None, state, params, **kwargs)
 
     return optax.GradientTransformationExtraArgs(init, InPlaceUpdate(update, apply))
 
@@ -382,14 +392,15 @@ def _of_leaf(
         if has_matrices:
             v = v.product(v.mean if mean is None else block.read(mean))
         v = v / nu_weight.astype(dtype) + scalar(given.eps_root, dtype)
-        u = (m * jax.lax.rsqrt(v)).astype(p.dtype)
+        u = m * jax.lax.rsqrt(v)
         if finish is not None:
             before = block.read(p)
             at = counter.positions(
                 leaf.shape, block.indices, leaf.offset, layout.dimension
             )
-            u = optax.apply_updates(before, finish(u, before, at))
-        return block.write(p, u), nu
+            u = finish(u, before, at).astype(p.dtype)
+            u = optax.apply_updates(before, u)
+        return block.write(p, u.astype(p.dtype)), nu
 
     updated: tuple[jax.Array, Any] = sums.for_each(leaf.shape, step, (p, nu))
     return updated

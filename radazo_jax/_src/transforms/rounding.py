@@ -120,6 +120,15 @@ def stochastic_rounding(key: jax.typing.ArrayLike) -> GradientTransformationExtr
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def is_in(state: optax.OptState) -> bool:
+    """Whether the state of an optimizer is one with stochastic rounding."""
+
+    def rounds(x: Any) -> bool:
+        return isinstance(x, StochasticRoundingState)
+
+    return any(map(rounds, jax.tree.leaves(state, is_leaf=rounds)))
+
+
 def _rounded(key: jax.Array, p: Any, u: Any, at: Positions) -> jax.Array:
     """The update of p that makes the sum one of the two neighbors of p + u.
 

@@ -85,10 +85,8 @@ class Fleet:
           ends: Called to know whether the run is interrupted.
         """
         self.run: Any = None
-        self.records: list[Record] = []
         self.values = np.zeros(0)
         self.numbers: dict[int, np.ndarray] = {}
-        self.failures: tuple[int, ...] = (0, 0, 0)
         self.reports: dict[str, WorkerReport] = {}
         self._engine, self._given = engine, given
         self._size, self._timeout, self._ends = size, timeout, ends
@@ -99,17 +97,18 @@ class Fleet:
         self._left_out, self._initial = set[str](), set[str]()
         self._seconds = np.inf  # Duration of the last batch; of a build before.
         self._why = ""  # For which the last worker left.
-        self._sums: dict[int, tuple[int, str]] = {}  # Checksums, and who has them.
         self._owners: dict[int, str] = {}  # Of the values of this step, by member.
         self._known: set[str] = set()  # Workers that have taken all steps.
         self._lost: list[int] = []  # The members of workers that were lost.
+        self.resume([])
 
     def resume(self, records: list[Record]) -> None:
         """Begins after the steps of a journal."""
         self.records = records
+        # Checksums, and who has them.
         self._sums = {x.step: (x.params, _JOURNAL) for x in records if x.params}
         failed = sum(int((~np.isfinite(x.values)).sum()) for x in records)
-        self.failures = (failed, 0, 0)
+        self.failures: tuple[int, ...] = (failed, 0, 0)
 
     def evaluate(self, count: int) -> Record | None:
         """Returns the values of the next step, or `None` if it was interrupted.
@@ -162,8 +161,9 @@ class Fleet:
             if self._ends():
                 return False
             now = time.monotonic()
-            self._alive_at = now if self._workers else self._alive_at
-            if now - self._alive_at > self._timeout:
+            if any(worker.asked > 0 for worker in self._workers.values()):
+                self._alive_at = now  # Of a worker that has built the run.
+            if now - self._alive_at > self._timeout and not self._workers:
                 text = f"client must have workers; got none in {self._timeout:.3g} s"
                 text += f"{self._why}. Start some, as by `dask worker ADDRESS`."
                 raise _ended(text) if self.run else ValueError(text)

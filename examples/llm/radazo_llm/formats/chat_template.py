@@ -97,7 +97,7 @@ class Template:
         }
         try:
             found = _rendered(json.dumps(given), SECONDS + 0.01 * len(chats))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{self.folder}: the chat template cannot be rendered: {error}"
             ) from None

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 import radazo_jax as zo
 from radazo_llm.formats import tokenizers
-from radazo_llm.formats.chat_template import ends, load
+from radazo_llm.formats.chat_template import ends, load, of_config
 from radazo_llm.models.decode import (
     AXIS_NAMES,
     Replies,
@@ -60,7 +60,9 @@ class Task:
         self.settings, self.parts, self.pool = settings, parts, pool
         self.folder = folder
         self.tokenizer, template = tokenizers.load(source), load(source, now)
-        self.stop = tuple(sorted(ends(source, self.tokenizer)))
+        plain = next(iter(splits.values()))[0].before is None
+        stop = of_config if plain else ends
+        self.stop = tuple(sorted(stop(source, self.tokenizer)))
         config = parts.model(parts.params).config
         positions = config.max_position_embeddings
         room = positions - settings.num_tokens
@@ -75,7 +77,6 @@ class Task:
             made = [
                 p._replace(question=settings.instruction + p.question) for p in found
             ]
-            plain = made[0].before is None
             prompts = [p.question for p in made]
             if not plain:
                 rendered = template.render([p.chat() for p in made])

@@ -97,7 +97,7 @@ def execute(
         found = verdict(rows)
         folder.write_json(output / RESULT, found)
         if found["worse"]:
-            print(found["note"])
+            print(f"\n{found['note']}")
     return rows
 
 
@@ -171,7 +171,7 @@ def verdict(rows: list[dict[str, Any]]) -> dict[str, Any]:
                 f"same command with --resume --steps {step} exports the model there."
             )
         found["note"] = (
-            f"\nThe tuned model is worse than the untuned one: {kind} on dev "
+            f"The tuned model is worse than the untuned one: {kind} on dev "
             f"{last[name]:{form}}, untuned {first[name]:{form}}. {fix}"
         )
     return found
