@@ -175,7 +175,11 @@ def external(
 
 
 class Calls:
-    """Evaluates points by calls of one function."""
+    """Evaluates points by calls of one function.
+
+    Attributes:
+      works: Whether the function is known to do more than fail by mistakes.
+    """
 
     def __init__(
         self,
@@ -196,7 +200,7 @@ class Calls:
         """
         self._evaluator, self._read, self._interrupted = evaluator, read, interrupted
         self._call, self._pool = call, pool
-        self._works = False  # Whether the function has done more than fail by mistakes.
+        self.works = False
 
     def each(
         self,
@@ -227,8 +231,8 @@ class Calls:
 
         def passed(i: int, reply: Reply) -> bool:
             held.append((i, reply))
-            self._works = self._works or reply.mistake is None
-            if not self._works:
+            self.works = self.works or reply.mistake is None
+            if not self.works:
                 return self._evaluator.in_turn
             ends = [arrived(*each) for each in held]
             held.clear()

@@ -248,6 +248,8 @@ class MethodRun(Steps):
         """Adds rows of questions to the table."""
         if self._known is not None:
             self._compare()
+        if np.isfinite(self._tally.best.value):
+            self._calls.works = True
         again = sum(self._answers.table.is_evaluated_again(*x[1:]) for x in questions)
         if again and self._tells_again:
             self._tells_again = False
