@@ -82,7 +82,7 @@ def test_the_steps_are_those_of_minimize(name, dtype, of_value, noise, fails):
     ids=["method", "optimizer"],
 )
 def test_each_process_of_a_series_continues(named):
-    """Each reads the run, tells a step, and stores it. The best is known to the last."""
+    """Each reads the run, tells a step, and stores it. The best is known."""
     stored, seen = None, []
     for _ in range(30):
         if not named:
