@@ -1,6 +1,7 @@
 """Runs on workers that hold the model, with calls that never leave the process."""
 
 import threading
+import time
 from unittest import mock
 
 import chex
@@ -256,6 +257,16 @@ def test_worker_that_gives_no_answer_is_dropped():
     assert "no answer" in result.workers["b"].left
     assert result.history.failed.sum() == 0
     assert_same(result, reference(40))
+
+
+def test_worker_that_hung_is_not_the_measure_of_the_others():
+    """Otherwise the next one that hangs would be waited for three times as long."""
+    found = fleet.Fleet(Here(), None, 1, 600.0, lambda: False)
+    late = found._workers["a"] = fleet.Worker("a", asked=time.monotonic() - 100)
+    found.reports["a"], found.values = fleet.WorkerReport(0), np.zeros(1)
+    found._seconds = 0.1
+    found._answered(late, [0], replica.Reply([7], np.zeros(0), (0, 0, 0), np.ones(1)))
+    assert found.values == [1.0] and found._seconds == 0.2
 
 
 def test_members_are_shared_out_in_whole_batches():

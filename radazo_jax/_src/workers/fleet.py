@@ -332,7 +332,8 @@ class Fleet:
         worker.step += len(reply.numbers)
         self.reports[name].evaluations += len(members)
         if members:
-            self._seconds = elapsed / -(-len(members) // self._size)
+            batch = elapsed / -(-len(members) // self._size)
+            self._seconds = min(batch, 2 * self._seconds)  # One of them may have hung.
         self.numbers |= dict(enumerate(reply.numbers, first))
         for step, checksum in enumerate(reply.checksums, first):
             self._compare(name, step, checksum)
