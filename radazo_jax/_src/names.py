@@ -35,7 +35,7 @@ _MEANT = {
     "workers": "n_jobs n_workers num_workers parallel processes",
 }
 
-# What an argument is, or where it is one.
+# Notes on arguments, and the functions that have them.
 _HINTS = {
     "bounds": ["a tuple (lower, upper)"],
     "key": ["an integer or jax.random.key(0)"],
@@ -99,7 +99,7 @@ def check_arguments(function: Callable[..., Any], given: Iterable[str]) -> None:
 
 
 def _advice(name: str, own: list[str]) -> str:
-    """What to pass to a function with these arguments, empty if it is not known."""
+    """Says what to pass to a function with these arguments; empty if not known."""
     if name in _OTHERWISE:
         return _OTHERWISE[name]
     meant = [ours for ours, theirs in _MEANT.items() if name in theirs.split()]
