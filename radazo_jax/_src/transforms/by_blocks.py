@@ -38,7 +38,7 @@ def probe_of(params: optax.Params) -> optax.Params:
 def is_by_blocks(
     other: optax.GradientTransformation, state: Any, params: optax.Params
 ) -> bool:
-    """Whether updates of a transformation are those of the blocks of each leaf.
+    """Whether a transformation computes the same for blocks of each leaf.
 
     Args:
       other: The transformation.

@@ -131,7 +131,8 @@ def chain_in_place(
 
         def one(u: jax.Array, p: jax.Array, positions: Positions) -> jax.Array:
             args = {**extra_args, "positions": positions}
-            u = u.astype(trees.with_range(p.dtype) if rounds else p.dtype)
+            if not rounds and trees.with_range(p.dtype) != p.dtype:
+                u = u.astype(p.dtype)  # As the tree of updates would have it.
             u, _ = rest.update(u, state[1:], p, **args)
             return finish(u, p, positions)
 

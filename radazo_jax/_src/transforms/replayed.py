@@ -19,7 +19,7 @@ from radazo_jax._src.directions.sums import Block
 from radazo_jax._src.numbers import counter
 from radazo_jax._src.transforms.in_place import Finish, InPlaceUpdate
 from radazo_jax._src.transforms.moments import Hyperparameters, averaged, scalar
-from radazo_jax._src.trees import at_least_float32, widest
+from radazo_jax._src.trees import at_least_float32, widest, with_range
 from radazo_jax._src.xla import on_any_mesh, specs_of
 
 # Dropped weight beyond which a window is called short.
@@ -392,7 +392,7 @@ def _of_leaf(
         if has_matrices:
             v = v.product(v.mean if mean is None else block.read(mean))
         v = v / nu_weight.astype(dtype) + scalar(given.eps_root, dtype)
-        u = m * jax.lax.rsqrt(v)
+        u = (m * jax.lax.rsqrt(v)).astype(with_range(p.dtype))
         if finish is not None:
             before = block.read(p)
             at = counter.positions(
