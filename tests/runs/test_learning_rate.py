@@ -219,6 +219,14 @@ def test_a_reward_has_a_rise_of_its_own():
             "rose by 10 times rise",
         ),
         (
+            {
+                "fun": lambda p, x: 0 * squares(p) + 1.1 + x**2,
+                "sample": jax.random.normal,
+            },
+            ValueError,
+            "rose by 0 times rise",
+        ),
+        (
             {"fun": lambda p: 1 + 0 * squares(p), "params": {"a": jnp.zeros(3)}},
             ValueError,
             "rose by 0 times rise",

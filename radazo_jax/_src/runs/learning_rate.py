@@ -292,8 +292,9 @@ def measured(
 
     def relative_rise(size: float) -> float:
         pair = size * unit, -size * unit
-        found = float(np.mean(probe.losses(params, key, _PAIRS, pair)))
-        return (found - loss) / sought if math.isfinite(found) else math.inf
+        changes = probe.losses(params, key, _PAIRS, pair) - losses[:, None]
+        found = float(np.mean(changes))  # Of a constant, exactly 0.
+        return found / sought if math.isfinite(found) else math.inf
 
     rms = root_mean_square(params)
     flatness, limit, num_sizes = _flatness(relative_rise, rms)
