@@ -74,7 +74,7 @@ def test_a_rise_that_is_hidden_at_the_size_of_the_parameters():
 
 @pytest.mark.parametrize("scale", [1.0, 0.0])
 def test_a_loss_that_only_falls_has_the_rate_of_the_size_of_the_parameters(scale):
-    """As wrong labels do above chance level. From zeros, the size is 1."""
+    """The share of wrong labels does so above chance level. From zeros, it is 1."""
 
     def loss(params):
         return 2 - squares(params) / (1 + squares(params))
