@@ -29,7 +29,7 @@ def estimate(distribution, batch_size=None):
 
 
 def program(shape, batch_size, distribution):
-    """Of a step, as text; nothing is allocated."""
+    """The program of a step as text; nothing is allocated."""
     made = estimate(distribution, batch_size)
     return str(jax.make_jaxpr(made)(KEY, jax.eval_shape(lambda: tree(shape))))
 
@@ -89,7 +89,7 @@ def test_values_in_turn_are_those_together(name, central):
 
 @pytest.mark.parametrize("name", every(DISTRIBUTIONS, "sphere", "orthonormal"))
 def test_a_direction_that_is_drawn_as_one_array_is_the_same(name):
-    """To the last bit, with its norm."""
+    """Its norm and its elements agree to the last bit."""
     distribution, params = DISTRIBUTIONS[name], tree((12, 11))
     layout = distribution._layout(params)
     number = jnp.zeros(1, jnp.uint32)

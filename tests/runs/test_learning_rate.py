@@ -74,7 +74,7 @@ def test_a_rise_that_is_hidden_at_the_size_of_the_parameters():
 
 @pytest.mark.parametrize("scale", [1.0, 0.0])
 def test_a_loss_that_only_falls_has_the_rate_of_the_size_of_the_parameters(scale):
-    """The wrong labels above chance level do so. From zeros, the size is 1."""
+    """The share of wrong labels does so above chance level. From zeros, it is 1."""
 
     def loss(params):
         return 2 - squares(params) / (1 + squares(params))
@@ -217,6 +217,14 @@ def test_a_reward_has_a_rise_of_its_own():
             {"fun": lambda p: 1.0 + jnp.where(p["b"][0] == -1.0, 0.0, 1.0)},
             ValueError,
             "rose by 10 times rise",
+        ),
+        (
+            {
+                "fun": lambda p, x: 0 * squares(p) + 1.1 + x**2,
+                "sample": jax.random.normal,
+            },
+            ValueError,
+            "rose by 0 times rise",
         ),
         (
             {"fun": lambda p: 1 + 0 * squares(p), "params": {"a": jnp.zeros(3)}},

@@ -281,7 +281,7 @@ def lost(row: dict[str, Any], name: str) -> float:
 
 
 def ratio(row: dict[str, Any], name: str) -> float:
-    """ln(end / best): the mean loss of a method beside the searched pair's."""
+    """ln(end / best), of the mean losses of a method and of the searched pair."""
     ends = {name: array(values).mean() for name, values in row["ends"].items()}
     return float(np.log(ends[name] / ends[SEARCHED]))
 

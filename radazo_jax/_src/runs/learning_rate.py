@@ -287,16 +287,14 @@ def measured(
     count = 1 if probe.sample is None else _PAIRS
     losses = probe.losses(params, key, count, [0.0])[:, 0]
     loss = float(np.mean(losses))
-    rounding = trees.rounding(np.zeros(0, trees.widest(params))) * abs(loss)
     sought = _rise(losses) if rise is None else float(rise)
     unit = math.sqrt(probe.distribution.factor(trees.size(params)))
 
     def relative_rise(size: float) -> float:
         pair = size * unit, -size * unit
-        found = float(np.mean(probe.losses(params, key, _PAIRS, pair)))
-        if abs(found - loss) <= rounding:
-            return 0.0
-        return (found - loss) / sought if math.isfinite(found) else math.inf
+        changes = probe.losses(params, key, _PAIRS, pair) - losses[:, None]
+        found = float(np.mean(changes))  # Of a constant, exactly 0.
+        return found / sought if math.isfinite(found) else math.inf
 
     rms = root_mean_square(params)
     flatness, limit, num_sizes = _flatness(relative_rise, rms, loss)
