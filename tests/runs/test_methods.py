@@ -670,8 +670,8 @@ def test_global_generators_are_the_methods_own(method, tmp_path):
     [
         ([1.0, np.nan], {}, ValueError, r"^params must be finite; got nan at"),
         ([1.0, 2.0], {"maximize": True}, TypeError, r"return -fun\(x\)"),
-        ([1.0, 2.0], {"scale": {"a": 1}}, zo.RunError, "scale must be a number, or a"),
-        ([1.0, 2.0], {"scale": np.ones(3)}, zo.RunError, r"64\[2\]; got float64\[3\]"),
+        ([1.0, 2.0], {"scale": {"a": 1}}, ValueError, "scale must be a number, or a"),
+        ([1.0, 2.0], {"scale": np.ones(3)}, ValueError, r"64\[2\]; got float64\[3\]"),
     ],
     ids=["start", "sign", "scale", "shape of scale"],
 )

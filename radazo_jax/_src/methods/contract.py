@@ -7,6 +7,9 @@ import numpy as np
 
 from radazo_jax._src import checks, shown
 
+# The size of a parameter with two bounds, as a share of their distance.
+_OF_WIDTH = 2 / 3
+
 
 class Box(NamedTuple):
     """Bounds of the parameters.
@@ -59,6 +62,26 @@ class Start(NamedTuple):
     flatten: Callable[[Any], np.ndarray]
     limited: bool
     report: Callable[[str, str], None] = _unreported
+
+
+def check(method: Any, start: Start) -> None:
+    """Checks what a built-in method was given, before the first evaluation.
+
+    Raises:
+      TypeError, ValueError: If an argument of the method does not fit the parameters.
+    """
+    if hasattr(method, "scale"):
+        sizes(start, method.scale)
+
+
+def sizes(start: Start, scale: Any) -> np.ndarray:
+    """Returns the sizes of the parameters, shape [d]; see `evolution`."""
+    unit = start.flatten(scale)
+    if not np.all((unit > 0) & (unit < np.inf)):
+        raise ValueError(f"scale must be positive and finite; got {scale!r}.")
+    width = start.box.upper - start.box.lower
+    typical = unit * max(1.0, np.sqrt(np.mean((start.params / unit) ** 2)))
+    return np.where((width > 0) & (width < np.inf), _OF_WIDTH * width, typical)
 
 
 def check_continuous(method: str, start: Start) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from radazo_jax._src import checks
 from radazo_jax._src.methods import (
+    contract,
     evolution,
     far,
     grid,
@@ -131,7 +132,7 @@ class Untuned:
 
     def sizes(self, start: Start, x: np.ndarray) -> np.ndarray:
         """Returns the sizes of the parameters at a point, shape [d]."""
-        return evolution.sizes(start._replace(params=x), self.scale)
+        return contract.sizes(start._replace(params=x), self.scale)
 
     def left(self, start: Start) -> float:
         """Returns the number of restarts of a run."""
@@ -243,18 +244,21 @@ def _repeated(
       near: The value after a short move of all parameters.
 
     Returns:
-      The value at the start, its change if it is evaluated again, and whether a longer
-      move changes nothing either.
+      The value at the start, the change of the lower value if it is evaluated again,
+      and whether a longer move changes nothing either.
     """
     if near == value:
         further = yield _near(method, start, noise.PROBE)[None]
         return value, 0.0, bool(further[0] == value)
     if abs(near - value) <= slopes.NOISY * abs(value):
         return value, 0.0, False
-    again = float((yield Ask(start.params[None], again=True))[0])
-    changed = abs(again - value)
-    noisy = changed > slopes.NOISY * abs(value)
-    return value if np.isfinite(value) else again, noisy * changed, False
+    lower = near < value
+    x = _near(method, start, math.sqrt(start.resolution)) if lower else start.params
+    again = float((yield Ask(x[None], again=True))[0])
+    if not np.isfinite(value):
+        return again, 0.0, False
+    changed = abs(again - (near if lower else value))
+    return value, changed * (changed > slopes.NOISY * abs(value)), False
 
 
 def _run(method: Untuned, start: Start, value: float, near: float) -> Steps:
@@ -393,13 +397,13 @@ def _first_values(
 
     def models(reason: str, noise: float = 0.0) -> Part[quadratic.Known]:
         start.report("quadratic()", reason)
-        units = evolution.sizes(start, method.scale)
+        units = contract.sizes(start, method.scale)
         return quadratic.first(start, value, units, noise)
 
-    def of_steps() -> Part[Plan]:
+    def crossing() -> Part[Plan]:
         nonlocal x, value
         everywhere = np.ones(len(x), bool)
-        units = evolution.sizes(start, method.scale)
+        units = contract.sizes(start, method.scale)
         start.report("long differences", Reason.STILL)
         x, value, changed = yield from far.long_differences(x, value, units, space)
         if not changed:
@@ -425,8 +429,13 @@ def _first_values(
     if len(x) > _MOST:
         return plan(Reason.MANY)
     if flat:
-        return (yield from of_steps())
+        return (yield from crossing())
     first = yield from forward(x, value, spacing * space.spans(x), space)
+    moved = first.dead & (x != start.params)
+    if np.any(moved):  # Models have moved parameters that seem to have no effect.
+        back = np.where(moved, start.params, x)
+        if (yield back[None])[0] <= value:
+            x = back
     short = yield from noise.short(x, value, begun, first, space)
     if short is noise.Short.FLAT:
         return plan(Reason.SMOOTH, first=first)
@@ -436,20 +445,23 @@ def _first_values(
             return plan(Reason.DIGITS, resolution=found)
         jumps = np.all(first.dead | noise.are_jumps(first, value))
         first = first._replace(dead=first.dead | (found is not None) | jumps)
-    elif quadratic.FEW < len(x) <= quadratic.FEW_IF_NOISY:
+    slopes_show = short is noise.Short.SLOPES
+    if slopes_show and quadratic.FEW < len(x) <= quadratic.FEW_IF_NOISY:
         found = yield from noise.jitter(x, value, first, space)
         if found is not None and found > start.resolution:
             x, value, hessian = yield from models(Reason.JITTER)
             return plan(Reason.JITTER, resolution=found)
     if np.all(first.dead | (first.steps == 0)):
-        return (yield from of_steps())
+        return (yield from crossing())
     # Near a minimum slopes differ by chance, and sizes that models used are right.
-    if hessian is not None or not noise.are_needed(first, value):
+    steep = short is noise.Short.STEEP and hessian is None
+    if not steep and (hessian is not None or not noise.are_needed(first, value)):
         return plan(Reason.SMOOTH, first=first)
     sizes = yield from noise.sizes(x, value, first, space)
     space = space._replace(origin=x, sizes=sizes)
     first = yield from forward(x, value, spacing * space.spans(x), space)
-    kind = Reason.STEPS if noise.are_of_steps(first, value) else Reason.APART
+    of_steps = not steep and noise.are_of_steps(first, value)
+    kind = Reason.STEPS if of_steps else Reason.APART
     return plan(kind, first=first, sizes=sizes)
 
 
@@ -473,7 +485,7 @@ def _search(
     """
     if len(best.params) > _MOST:
         return (yield from _along_few(start, plan.space.sizes, best)), plan
-    units = evolution.sizes(start, method.scale)
+    units = contract.sizes(start, method.scale)
     far_away = units if origin is not None else np.full_like(units, np.inf)
     watch = far.Watch(best, start.params, far_away)
     found = yield from far.watched(_descent(method, start, plan, best), watch)
@@ -500,7 +512,7 @@ def _from_origin(
     Slopes follow if the moves end at a lower value, or surely.
     """
     start.report(MOVES, Reason.OTHERS)
-    units = evolution.sizes(start, method.scale)
+    units = contract.sizes(start, method.scale)
     space = Space.of(start, units)
     x, value = yield from far.moves(origin.params, origin.value, units, space)
     if not (surely or value < best.value):

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src import checks, shown, trees
-from radazo_jax._src.methods.contract import Ask, End, Method, Start
+from radazo_jax._src.methods.contract import Ask, End, Method, Start, check
 from radazo_jax._src.numbers import keys
 from radazo_jax._src.runs.globals import Globals
 from radazo_jax._src.runs.processes import from_first
@@ -159,6 +159,7 @@ class Asker:
         self._seen: dict[bytes, float] = {}  # First values of the step, and the best.
         self.asked = self._none = Ask(np.zeros((0, self.vectors.dimension)))
         self._problem: RunError | None = None
+        check(method, start)
         with self._calling():
             self._generator = method(start)
         if not hasattr(self._generator, "send"):
