@@ -339,7 +339,7 @@ def steps(
                 if at.twosided:
                     return at.ended(Reason.SETTLED)
                 at.both_sides()
-                latest, close = [], 0
+                latest, close, equal = [], 0, 0
             if equal < 2:
                 continue
         before, jumps = None, jumps + searched.jumps
