@@ -108,7 +108,7 @@ class Ask(NamedTuple):
         a run compares it with the best points at its end.
       again: Whether the points are evaluated even if their values are known, as noise
         requires.
-      fit: What a method of least squares knows of its fit, or `None`.
+      fit: Fit of a method of least squares, or `None`.
     """
 
     points: np.ndarray
@@ -124,7 +124,7 @@ class End(NamedTuple):
       params: Best point, float64, shape [d].
       value: Value at the best point.
       reason: Reason for the end, a phrase such as "a minimum was found".
-      fit: What a method of least squares knows of its fit, or `None`.
+      fit: Fit of a method of least squares, or `None`.
       unused: Whether a parameter changed no value wherever it was moved from the best
         point: bool, shape [d]; or `None`. Such parameters stay at θ₀.
     """

@@ -207,7 +207,7 @@ class Seek(NamedTuple):
 
 
 class Short(enum.Enum):
-    """What short changes are."""
+    """Kinds of short changes."""
 
     SLOPES = enum.auto()
     DIGITS = enum.auto()  # 0 or of one size, because values have few digits.

@@ -146,32 +146,37 @@ def untuned(
 ) -> Method:
     """The default method: the first values choose the steps, later ones change them.
 
-    The value at the start is evaluated twice. Up to 6 parameters, `quadratic` follows,
-    as long as its models lower the value; its last model starts the slopes. The next
-    values are a short difference along each parameter. They decide between
+    The second point is a short move of all parameters away. If its value differs much,
+    the lower point is evaluated again, which shows noise; if it does not differ, a
+    longer move shows steps. Otherwise `quadratic` follows up to 6 parameters, as long
+    as its models lower the value; its last model starts the slopes. The next values
+    are a short difference along each parameter. They decide between
 
-    - *noise*, if the two values differ by more than 10⁻⁶ of them: `evolution`, which
-      has an estimate of the minimum besides its points;
+    - *noise*, if two values of a point differ by more than 10⁻⁶ of them: `evolution`,
+      which has an estimate of the minimum besides its points;
     - *values of few digits*, if changes are whole multiples of one, or are 0 and differ
       at longer moves: the noise is measured, and differences are as long as it says;
     - *jitter* of up to 20 parameters, if changes do not add up to the change along all
       of them: the noise is measured, and `quadratic` follows;
-    - *steps*, if all changes are 0: differences that cross the steps as long as these
-      lead down, then `evolution`;
+    - *steps*, if all changes are 0 or jumps: differences that cross the steps as long
+      as these lead down. If they rise at both sides then, as along a parabola, a
+      minimum of printed values was found; otherwise `evolution` follows;
     - *sizes*, if slopes differ by more than 10⁴, or changes are hidden by rounding, and
       models have not led to lower values: for each parameter a move is sought that
       changes the value by about a hundredth;
     - *slopes* otherwise: `slopes`, or `many` if there are more than 100 parameters.
 
     Slopes that lead nowhere are measured at both sides and at longer distances before
-    anything is called a minimum. A parameter whose moves changed nothing is moved up
-    and down, by up to ten of its sizes, before it is called unimportant. If slopes lead
-    nowhere or to a jump, or if their steps must be cut short, long moves along one
-    parameter after another follow, and then `evolution`: a narrow one if slopes lead
-    nowhere, and a wider one at a jump or if parameters change the value by steps.
+    anything is called a minimum: some move must rise at both sides. A parameter whose
+    moves changed nothing is moved up and down, by up to ten of its sizes, before it is
+    called unimportant, and stays at θ₀. If slopes lead nowhere or to a jump, or if
+    their steps must be cut short, long moves along one parameter after another follow,
+    and then `evolution`: a narrow one if slopes lead nowhere, and a wider one at a jump
+    or if parameters change the value by steps.
 
-    If restarts are left, long moves begin at θ₀ once more after the first slopes. These
-    may have missed a lower minimum, or gone so far that the value changes no more.
+    If restarts are left, long moves begin at θ₀ once more after the first slopes, which
+    may have missed a lower minimum. They always do if the slopes went so far that the
+    value changes no more.
 
     After a minimum the run ends, or `evolution` starts again around the best point,
     with twice as many points each time up to a limit, and any lower value leads back to
