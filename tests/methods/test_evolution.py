@@ -9,7 +9,7 @@ from cma.recombination_weights import RecombinationWeights
 from cma.sampler import GaussDiagonalSampler
 from scipy.optimize import minimize
 
-from radazo_jax._src.methods import evolution
+from radazo_jax._src.methods import contract, evolution
 from radazo_jax._src.methods.contract import Box
 from radazo_jax._src.methods.ends import Reason
 from tests.helpers.driver import completed, drive, started
@@ -225,10 +225,10 @@ def test_bounds_and_the_start_give_sizes():
     box = Box(np.array([-1.0, 0.0, 0.0]), np.array([1.0, 9e5, np.inf]))
     start = started(np.array([0.0, 4e5, 3e5]), box)
     typical = 5e5 / np.sqrt(3)
-    np.testing.assert_allclose(evolution.sizes(start, 1.0), [4 / 3, 6e5, typical])
-    np.testing.assert_allclose(evolution.sizes(start, 1e6), [4 / 3, 6e5, 1e6])
+    np.testing.assert_allclose(contract.sizes(start, 1.0), [4 / 3, 6e5, typical])
+    np.testing.assert_allclose(contract.sizes(start, 1e6), [4 / 3, 6e5, 1e6])
     with pytest.raises(ValueError, match="scale must be positive"):
-        evolution.sizes(start, 0.0)
+        contract.sizes(start, 0.0)
 
 
 def test_points_are_those_of_float32():

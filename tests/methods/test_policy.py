@@ -286,7 +286,7 @@ def test_the_factory_is_its_arguments():
         (jittery, np.zeros(8), None, [Reason.JITTER, Reason.JITTER]),
         (lambda x: sphere(x / SCALES), np.zeros(8), None, [Reason.APART]),
         (
-            lambda x: float(np.sum(np.round(x))),
+            lambda x: float(np.sum(np.round(abs(x)))),
             np.ones(8),
             None,
             [Reason.STILL, Reason.STEPS],

@@ -10,7 +10,7 @@ import numpy as np
 from radazo_jax._src import shown
 from radazo_jax._src.host.globals import Globals
 from radazo_jax._src.host.vectors import Vectors
-from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start
+from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start, check
 from radazo_jax._src.runs.results import Stage
 from radazo_jax._src.steps.states import RunError
 
@@ -53,6 +53,10 @@ class Questions:
             limited,
             self._report,
         )
+        # Built-in methods draw from `start.rng` alone.
+        self._is_built_in = type(method).__module__.startswith("radazo_jax.")
+        if self._is_built_in:
+            check(method, self.start)
         self.begin(self.start.resolution)
 
     def begin(self, resolution: float) -> None:
@@ -65,9 +69,7 @@ class Questions:
         self.stages: list[Stage] = []
         self.step = 0
         self._problem: RunError | None = None
-        # Built-in methods draw from `start.rng` alone.
-        built_in = type(self._method).__module__.startswith("radazo_jax.")
-        self._globals = None if built_in else Globals(self._seed)
+        self._globals = None if self._is_built_in else Globals(self._seed)
         with self._calling():
             self._generator = self._method(self.start)
         if not hasattr(self._generator, "send"):

@@ -5,6 +5,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+# The size of a parameter with two bounds, as a share of their distance.
+_OF_WIDTH = 2 / 3
+
 
 class Box(NamedTuple):
     """Bounds of the parameters.
@@ -59,6 +62,26 @@ class Start(NamedTuple):
     report: Callable[[str, str], None] = _unreported
 
 
+def check(method: Any, start: Start) -> None:
+    """Checks what a built-in method was given, before the first evaluation.
+
+    Raises:
+      TypeError, ValueError: If an argument of the method does not fit the parameters.
+    """
+    if hasattr(method, "scale"):
+        sizes(start, method.scale)
+
+
+def sizes(start: Start, scale: Any) -> np.ndarray:
+    """Returns the sizes of the parameters, shape [d]; see `evolution`."""
+    unit = start.flatten(scale)
+    if not np.all((unit > 0) & (unit < np.inf)):
+        raise ValueError(f"scale must be positive and finite; got {scale!r}.")
+    width = start.box.upper - start.box.lower
+    typical = unit * max(1.0, np.sqrt(np.mean((start.params / unit) ** 2)))
+    return np.where((width > 0) & (width < np.inf), _OF_WIDTH * width, typical)
+
+
 def check_continuous(method: str, start: Start) -> None:
     """Raises if a method that takes short differences has parameters on a grid.
 
@@ -83,7 +106,7 @@ class Ask(NamedTuple):
         a run compares it with the best points at its end.
       again: Whether the points are evaluated even if their values are known, as noise
         requires.
-      fit: The fit so far of a method of least squares, or `None`.
+      fit: Fit of a method of least squares, or `None`.
     """
 
     points: np.ndarray
@@ -99,7 +122,7 @@ class End(NamedTuple):
       params: Best point, float64, shape [d].
       value: Value at the best point.
       reason: Reason for the end, a phrase such as "a minimum was found".
-      fit: The fit of a method of least squares, or `None`.
+      fit: Fit of a method of least squares, or `None`.
       unused: Whether a parameter changed no value wherever it was moved from the best
         point: bool, shape [d]; or `None`. Such parameters stay at θ₀.
     """

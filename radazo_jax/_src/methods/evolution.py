@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from radazo_jax._src import checks
-from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start, Steps
+from radazo_jax._src.methods.contract import (
+    Ask,
+    Box,
+    End,
+    Method,
+    Start,
+    Steps,
+    sizes,
+)
 from radazo_jax._src.methods.ends import Reason, guarded
 from radazo_jax._src.methods.known import Known
 from radazo_jax._src.methods.points import finite
@@ -38,9 +46,6 @@ _MARGIN = 0.05
 
 # The least standard deviation of points on a grid, in its steps.
 DEVIATION = 0.2
-
-# The size of a parameter with two bounds, as a share of their distance.
-_OF_WIDTH = 2 / 3
 
 
 class Constants(NamedTuple):
@@ -255,16 +260,6 @@ def doubled(population: int, d: int) -> int:
     """Returns the population of a restart: twice as many points, within a limit."""
     most = min(_MOST_TIMES * default_population(d), _MOST_NUMBERS // d)
     return min(2 * population, max(population, most))
-
-
-def sizes(start: Start, scale: Any) -> np.ndarray:
-    """Returns the sizes of the parameters, shape [d]; see `evolution`."""
-    unit = start.flatten(scale)
-    if not np.all((unit > 0) & (unit < np.inf)):
-        raise ValueError(f"scale must be positive and finite; got {scale!r}.")
-    width = start.box.upper - start.box.lower
-    typical = unit * max(1.0, np.sqrt(np.mean((start.params / unit) ** 2)))
-    return np.where((width > 0) & (width < np.inf), _OF_WIDTH * width, typical)
 
 
 def constants(d: int, size: int) -> Constants:

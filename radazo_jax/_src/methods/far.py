@@ -14,9 +14,9 @@ from radazo_jax._src.methods.slopes import Memory, Searched, line_search
 # Long differences: their first length, in units, its factor, and the least of it.
 _FIRST, _NEARER, _NEAREST = 0.3, 1 / 3, 0.09
 
-# A bowl: lengths of moves, in units, and the factor within which two of them in a row
-# show the same curvature.
-_BOWL, _ALIKE = (0.1, 0.3, 0.6), 2.0
+# A bowl: lengths of moves, in units, and the factors between which the curvature grows
+# from one to the next, 9 for fourth powers.
+_BOWL, _ALIKE = (0.1, 0.3, 0.6), (0.5, 10.0)
 
 # Moves along the parameters: their first lengths, in units, the factor of one that does
 # not help, and the share of the whole fall that a round or a length must be worth.
@@ -101,7 +101,7 @@ def is_bowl(x: np.ndarray, value: float, units: np.ndarray, space: Space) -> Par
         mean = (sides.first + sides.second) / 2 / share**2
         if before is not None and np.all(rises[moved] > 0):
             ratio = mean[moved & both] / before[moved & both]
-            if np.all((ratio > 1 / _ALIKE) & (ratio < _ALIKE)):
+            if np.all((ratio > _ALIKE[0]) & (ratio < _ALIKE[1])):
                 return True
         before = mean
     return False

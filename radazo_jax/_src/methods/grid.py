@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from radazo_jax._src.methods import evolution, slopes
+from radazo_jax._src.methods import contract, evolution, slopes
 from radazo_jax._src.methods.contract import Ask, Box, Part, Start, Steps, answered
 from radazo_jax._src.methods.ends import Reason
 from radazo_jax._src.methods.known import Known
@@ -392,7 +392,7 @@ def minimized(
 
     def descent(reason: str) -> Steps:
         start.report("models over the grid", reason)
-        units = evolution.sizes(start._replace(params=known.best.params), scale)
+        units = contract.sizes(start._replace(params=known.best.params), scale)
         return (yield from steps(start, known, units, patience))
 
     best, idle = known.best, 0
@@ -407,7 +407,7 @@ def minimized(
     while restarts > 0:
         start.report(f"evolution(step_size={_WIDE})", best.reason)
         ahead = start._replace(params=best.params)
-        units = evolution.sizes(ahead, scale)
+        units = contract.sizes(ahead, scale)
         inner = evolution.steps(ahead, best.value, units, _WIDE, population, noisy)
         count = len(known.values) if models else -1
         if models:

@@ -43,6 +43,9 @@ PROBE = 1e-3
 # The first distance of the points that show its level, in spans.
 _AMISS, _SHORT = 0.5, 1e-5
 
+# A value that is lower than this share of the rise by a short move is 0.
+_ZERO = 1e-10
+
 # The share of moves that shows whether changes have digits.
 _PART = 0.37
 
@@ -208,7 +211,8 @@ class Short(enum.Enum):
 
     SLOPES = enum.auto()
     DIGITS = enum.auto()  # 0 or of one size, because values have few digits.
-    FLAT = enum.auto()  # 0, or all rises, at a minimum: longer moves show curvature.
+    FLAT = enum.auto()  # 0 at a minimum, where longer moves show curvature, or of it.
+    STEEP = enum.auto()  # Large next to a minimum of about 0.
 
 
 def short(
@@ -241,7 +245,7 @@ def short(
     if 4 * np.sum(jumps) >= np.sum(free):
         one, two = yield from _twice(x, value, np.where(jumps, first.steps, 0), space)
         if _is_parabola(one, two):
-            return Short.FLAT
+            return Short.STEEP if abs(value) > _ZERO * one else Short.FLAT
     return Short.SLOPES
 
 

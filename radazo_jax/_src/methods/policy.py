@@ -9,6 +9,7 @@ import numpy as np
 
 from radazo_jax._src import checks
 from radazo_jax._src.methods import (
+    contract,
     evolution,
     far,
     grid,
@@ -131,7 +132,7 @@ class Untuned:
 
     def sizes(self, start: Start, x: np.ndarray) -> np.ndarray:
         """Returns the sizes of the parameters at a point, shape [d]."""
-        return evolution.sizes(start._replace(params=x), self.scale)
+        return contract.sizes(start._replace(params=x), self.scale)
 
     def left(self, start: Start) -> float:
         """Returns the number of restarts of a run."""
@@ -145,32 +146,37 @@ def untuned(
 ) -> Method:
     """The default method: the first values choose the steps, later ones change them.
 
-    The value at the start is evaluated twice. Up to 6 parameters, `quadratic` follows,
-    as long as its models lower the value; its last model starts the slopes. The next
-    values are a short difference along each parameter. They decide between
+    The second point is a short move of all parameters away. If its value differs much,
+    the lower point is evaluated again, which shows noise; if it does not differ, a
+    longer move shows steps. Otherwise `quadratic` follows up to 6 parameters, as long
+    as its models lower the value; its last model starts the slopes. The next values
+    are a short difference along each parameter. They decide between
 
-    - *noise*, if the two values differ by more than 10⁻⁶ of them: `evolution`, which
-      has an estimate of the minimum besides its points;
+    - *noise*, if two values of a point differ by more than 10⁻⁶ of them: `evolution`,
+      which has an estimate of the minimum besides its points;
     - *values of few digits*, if changes are whole multiples of one, or are 0 and differ
       at longer moves: the noise is measured, and differences are as long as it says;
     - *jitter* of up to 20 parameters, if changes do not add up to the change along all
       of them: the noise is measured, and `quadratic` follows;
-    - *steps*, if all changes are 0: differences that cross the steps as long as these
-      lead down, then `evolution`;
+    - *steps*, if all changes are 0 or jumps: differences that cross the steps as long
+      as these lead down. If they rise at both sides then, as along a parabola, a
+      minimum of printed values was found; otherwise `evolution` follows;
     - *sizes*, if slopes differ by more than 10⁴, or changes are hidden by rounding, and
       models have not led to lower values: for each parameter a move is sought that
       changes the value by about a hundredth;
     - *slopes* otherwise: `slopes`, or `many` if there are more than 100 parameters.
 
     Slopes that lead nowhere are measured at both sides and at longer distances before
-    anything is called a minimum. A parameter whose moves changed nothing is moved up
-    and down, by up to ten of its sizes, before it is called unimportant. If slopes lead
-    nowhere or to a jump, or if their steps must be cut short, long moves along one
-    parameter after another follow, and then `evolution`: a narrow one if slopes lead
-    nowhere, and a wider one at a jump or if parameters change the value by steps.
+    anything is called a minimum: some move must rise at both sides. A parameter whose
+    moves changed nothing is moved up and down, by up to ten of its sizes, before it is
+    called unimportant, and stays at θ₀. If slopes lead nowhere or to a jump, or if
+    their steps must be cut short, long moves along one parameter after another follow,
+    and then `evolution`: a narrow one if slopes lead nowhere, and a wider one at a jump
+    or if parameters change the value by steps.
 
-    If restarts are left, long moves begin at θ₀ once more after the first slopes. These
-    may have missed a lower minimum, or gone so far that the value changes no more.
+    If restarts are left, long moves begin at θ₀ once more after the first slopes, which
+    may have missed a lower minimum. They always do if the slopes went so far that the
+    value changes no more.
 
     After a minimum the run ends, or `evolution` starts again around the best point,
     with twice as many points each time up to a limit, and any lower value leads back to
@@ -243,18 +249,21 @@ def _repeated(
       near: The value after a short move of all parameters.
 
     Returns:
-      The value at the start, its change if it is evaluated again, and whether a longer
-      move changes nothing either.
+      The value at the start, the change of the lower value if it is evaluated again,
+      and whether a longer move changes nothing either.
     """
     if near == value:
         further = yield _near(method, start, noise.PROBE)[None]
         return value, 0.0, bool(further[0] == value)
     if abs(near - value) <= slopes.NOISY * abs(value):
         return value, 0.0, False
-    again = float((yield Ask(start.params[None], again=True))[0])
-    changed = abs(again - value)
-    noisy = changed > slopes.NOISY * abs(value)
-    return value if np.isfinite(value) else again, noisy * changed, False
+    lower = near < value
+    x = _near(method, start, math.sqrt(start.resolution)) if lower else start.params
+    again = float((yield Ask(x[None], again=True))[0])
+    if not np.isfinite(value):
+        return again, 0.0, False
+    changed = abs(again - (near if lower else value))
+    return value, changed * (changed > slopes.NOISY * abs(value)), False
 
 
 def _run(method: Untuned, start: Start, value: float, near: float) -> Steps:
@@ -393,13 +402,13 @@ def _first_values(
 
     def models(reason: str, noise: float = 0.0) -> Part[quadratic.Known]:
         start.report("quadratic()", reason)
-        units = evolution.sizes(start, method.scale)
+        units = contract.sizes(start, method.scale)
         return quadratic.first(start, value, units, noise)
 
-    def of_steps() -> Part[Plan]:
+    def crossing() -> Part[Plan]:
         nonlocal x, value
         everywhere = np.ones(len(x), bool)
-        units = evolution.sizes(start, method.scale)
+        units = contract.sizes(start, method.scale)
         start.report("long differences", Reason.STILL)
         x, value, changed = yield from far.long_differences(x, value, units, space)
         if not changed:
@@ -425,8 +434,13 @@ def _first_values(
     if len(x) > _MOST:
         return plan(Reason.MANY)
     if flat:
-        return (yield from of_steps())
+        return (yield from crossing())
     first = yield from forward(x, value, spacing * space.spans(x), space)
+    moved = first.dead & (x != start.params)
+    if np.any(moved):  # Models have moved parameters that seem to have no effect.
+        back = np.where(moved, start.params, x)
+        if (yield back[None])[0] <= value:
+            x = back
     short = yield from noise.short(x, value, begun, first, space)
     if short is noise.Short.FLAT:
         return plan(Reason.SMOOTH, first=first)
@@ -436,20 +450,23 @@ def _first_values(
             return plan(Reason.DIGITS, resolution=found)
         jumps = np.all(first.dead | noise.are_jumps(first, value))
         first = first._replace(dead=first.dead | (found is not None) | jumps)
-    elif quadratic.FEW < len(x) <= quadratic.FEW_IF_NOISY:
+    slopes_show = short is noise.Short.SLOPES
+    if slopes_show and quadratic.FEW < len(x) <= quadratic.FEW_IF_NOISY:
         found = yield from noise.jitter(x, value, first, space)
         if found is not None and found > start.resolution:
             x, value, hessian = yield from models(Reason.JITTER)
             return plan(Reason.JITTER, resolution=found)
     if np.all(first.dead | (first.steps == 0)):
-        return (yield from of_steps())
+        return (yield from crossing())
     # Near a minimum slopes differ by chance, and sizes that models used are right.
-    if hessian is not None or not noise.are_needed(first, value):
+    steep = short is noise.Short.STEEP and hessian is None
+    if not steep and (hessian is not None or not noise.are_needed(first, value)):
         return plan(Reason.SMOOTH, first=first)
     sizes = yield from noise.sizes(x, value, first, space)
     space = space._replace(origin=x, sizes=sizes)
     first = yield from forward(x, value, spacing * space.spans(x), space)
-    kind = Reason.STEPS if noise.are_of_steps(first, value) else Reason.APART
+    of_steps = not steep and noise.are_of_steps(first, value)
+    kind = Reason.STEPS if of_steps else Reason.APART
     return plan(kind, first=first, sizes=sizes)
 
 
@@ -473,7 +490,7 @@ def _search(
     """
     if len(best.params) > _MOST:
         return (yield from _along_few(start, plan.space.sizes, best)), plan
-    units = evolution.sizes(start, method.scale)
+    units = contract.sizes(start, method.scale)
     far_away = units if origin is not None else np.full_like(units, np.inf)
     watch = far.Watch(best, start.params, far_away)
     found = yield from far.watched(_descent(method, start, plan, best), watch)
@@ -500,7 +517,7 @@ def _from_origin(
     Slopes follow if the moves end at a lower value, or surely.
     """
     start.report(MOVES, Reason.OTHERS)
-    units = evolution.sizes(start, method.scale)
+    units = contract.sizes(start, method.scale)
     space = Space.of(start, units)
     x, value = yield from far.moves(origin.params, origin.value, units, space)
     if not (surely or value < best.value):

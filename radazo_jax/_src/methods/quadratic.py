@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from radazo_jax._src.methods import contract, evolution
+from radazo_jax._src.methods import contract
 from radazo_jax._src.methods.contract import Box, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.ends import Reason, decided, guarded
 
@@ -65,7 +65,7 @@ class Quadratic:
         value = float((yield start.params[None])[0])
         if not np.isfinite(value):
             return End(start.params, np.inf, Reason.FAILED)
-        units = evolution.sizes(start, self.scale)
+        units = contract.sizes(start, self.scale)
         return (yield from steps(start, value, units))
 
 

@@ -16,9 +16,9 @@ from radazo_jax._src.methods.contract import (
     Start,
     Steps,
     check_continuous,
+    sizes,
 )
 from radazo_jax._src.methods.ends import Reason, decided, guarded
-from radazo_jax._src.methods.evolution import sizes
 from radazo_jax._src.methods.points import (
     Differences,
     Space,
@@ -63,8 +63,9 @@ _FAR, _LONGER = 1e-2, 300.0
 # The value falls no more if it falls by less than so many roundings, twice.
 _EQUAL = 8.0
 
-# The value hardly falls if so many steps in a row lower it by less than this share.
-_CRAWL, _HARDLY = 5, 1e-10
+# The value hardly falls if so many steps in a row lower it by less than this share, or
+# are all shorter than this share of what matters.
+_CRAWL, _HARDLY, _CLOSE = 5, 1e-10, 1e-9
 
 # Curvatures of less than this share of the largest one may be errors of a model.
 _FLAT = 1e-6
@@ -296,7 +297,7 @@ def steps(
     if hessian is not None:
         at.memory.know(hessian * np.outer(space.sizes, space.sizes))
     before: tuple[np.ndarray, np.ndarray] | None = None
-    equal = jumps = cuts = 0
+    equal = jumps = cuts = close = 0
     latest: list[float] = []
     is_probed = False
     while True:
@@ -332,12 +333,13 @@ def steps(
                     return at.ended(Reason.NOWHERE)
             equal = equal + 1 if fall <= _EQUAL * at.resolved() else 0
             latest = [*latest, at.value][-_CRAWL:]
-            crawls = latest[0] - at.value <= _HARDLY * abs(at.value)
-            if crawls and len(latest) == _CRAWL:
+            close = close + 1 if np.all(abs(moved) <= _CLOSE * space.spans(at.x)) else 0
+            hardly = latest[0] - at.value <= _HARDLY * abs(at.value)
+            if (hardly and len(latest) == _CRAWL) or close >= _CRAWL:
                 if at.twosided:
                     return at.ended(Reason.SETTLED)
                 at.both_sides()
-                latest = []
+                latest, close, equal = [], 0, 0
             if equal < 2:
                 continue
         before, jumps = None, jumps + searched.jumps

@@ -79,8 +79,9 @@ class Result(NamedTuple):
       history: The records of each step.
       stopped: The reason for which the run ended: "target", "patience", "num_steps",
         "max_evaluations", "max_seconds", "converged", "diverged", "callback" or
-        "interrupted"; the first one in this order, if there are several. "converged"
-        and "diverged" are ends of a method. It is "failure" in the result of an error.
+        "interrupted"; the first one in this order, if there are several. "converged" is
+        the end of a method, and "diverged" one whose values fall without end. It is
+        "failure" in the result of an error.
       reason: The reason for which a method ended, in words; empty if it did not end.
       stages: The stages of a method, and why each of them followed; empty unless it
         reports them, as `methods.untuned` does.
