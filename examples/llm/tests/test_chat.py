@@ -42,6 +42,21 @@ def test_chats_are_put_into_the_template_of_the_model(tmp_path):
     assert texts(tmp_path, TURNS) == ["2"]
 
 
+def test_many_chats_are_rendered_in_parts(tmp_path, monkeypatch):
+    """A process for a template has too little memory for all chats of a file."""
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE, "utf-8")
+    chats = [[{"role": "user", "content": str(i) * 9}] for i in range(5)]
+    whole, rendered, calls = texts(tmp_path, *chats), chat_template._rendered, []
+
+    def counted(given, seconds):
+        calls.append(len(json.loads(given)["chats"]))
+        return rendered(given, seconds)
+
+    monkeypatch.setattr(chat_template, "_rendered", counted)
+    monkeypatch.setattr(chat_template, "_PART", 150)
+    assert texts(tmp_path, *chats) == whole and calls == [2, 2, 1]
+
+
 RENDERINGS = json.loads((GOLDEN / "templates/templates.json").read_text("utf-8"))
 
 

@@ -227,11 +227,9 @@ def _parsed(value: Any) -> Any:
 
 def _conversation(row: Row) -> Item:
     *before, last = _turns(row, "messages", reply=True)
-    tools = _parsed(row.values.get("tools"))
-    if tools is not None and not (isinstance(tools, list) and tools):
-        raise ValueError(
-            f"{row.place}: tools must be a list that is not empty; got {tools!r:.80}."
-        )
+    tools = _parsed(row.values.get("tools") or None)
+    if not isinstance(tools, list | None):
+        raise ValueError(f"{row.place}: tools must be a list; got {tools!r:.80}.")
     found = (last.get("content") or "",), 0, row.values
     return Item(row.place, tuple(before), "", *found, reply=last, tools=tools)
 

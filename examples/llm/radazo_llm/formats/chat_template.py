@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from radazo_llm.formats.files import json_object, model_file
 # The special tokens that a template may name.
 SPECIAL = [f"{n}_token" for n in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 SECONDS = 30.0  # In which a template must be rendered, on a busy machine too.
+_PART = 1 << 23  # Characters of JSON that a process gets.
 # Conditions by which Qwen 3 leaves out the reasoning of earlier replies. To train on
 # all replies, each is rendered with it, empty or not, as TRL does.
 _LATEST = re.compile(
@@ -89,14 +90,13 @@ class Template:
         """
         if self.source is None:
             return [Text(_lines(chat.messages)) for chat in chats]
-        given = {
-            "source": _LATEST.sub("true", self.source) if all_replies else self.source,
-            "chats": [chat._asdict() for chat in chats],
-            "special": self.special,
-            "now": self.now,
-        }
+        source = _LATEST.sub("true", self.source) if all_replies else self.source
+        given = {"source": source, "special": self.special, "now": self.now}
+        found = []
         try:
-            found = _rendered(json.dumps(given), SECONDS + 0.01 * len(chats))
+            for part in _parts(chats):
+                asked = given | {"chats": [chat._asdict() for chat in part]}
+                found += _rendered(json.dumps(asked), SECONDS + 0.01 * len(part))
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{self.folder}: the chat template cannot be rendered: {error}"
@@ -183,6 +183,19 @@ def _lines(turns: Sequence[Turn]) -> str:
             "none."
         )
     return "\n".join(texts)
+
+
+def _parts(chats: Sequence[Chat]) -> Iterator[list[Chat]]:
+    """Yields chats that fit together into the memory of a process."""
+    part, size = list[Chat](), 0
+    for chat in chats:
+        length = len(json.dumps(chat))
+        if part and size + length > _PART:
+            yield part
+            part, size = [], 0
+        part.append(chat)
+        size += length
+    yield part
 
 
 def _rendered(given: str, seconds: float) -> list[Any]:

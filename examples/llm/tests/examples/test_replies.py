@@ -185,7 +185,7 @@ def test_reasoning_that_the_template_leaves_out_is_said(tmp_path):
             {},
             "leaves out tools or tool_calls na",
         ),
-        (ONE_LINE, [USER, REPLY], [], {}, "tools must be a list that is not empty"),
+        (ONE_LINE, [USER, REPLY], {"a": 1}, {}, "tools must be a list; got {'a': 1}"),
         (
             ONE_LINE,
             [USER, REPLY],
