@@ -86,11 +86,13 @@ class Ask(NamedTuple):
         change neither the values that the method receives nor the result.
       center: Estimate of the minimum, shape [d], or `None`. If the function is noisy,
         a run compares it with the best points at its end.
+      fit: What a method of residuals knows about its fit so far, or `None`.
     """
 
     points: np.ndarray
     likely: np.ndarray | None = None
     center: np.ndarray | None = None
+    fit: Any = None
 
 
 class End(NamedTuple):
@@ -100,11 +102,13 @@ class End(NamedTuple):
       params: Best point, float64, shape [d].
       value: Value at the best point.
       reason: Reason for the end, a phrase such as "a minimum was found".
+      fit: What a method of residuals knows about its fit, or `None`.
     """
 
     params: np.ndarray
     value: float
     reason: str
+    fit: Any = None
 
 
 T = TypeVar("T")

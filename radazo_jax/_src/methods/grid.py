@@ -257,7 +257,7 @@ class Search:
 
     def model(self) -> Model:
         """Returns the model about the best point, in units of the reach."""
-        (x, value, _), n, reach = self.known.best, len(self.grid.free), self.reach
+        (x, value, *_), n, reach = self.known.best, len(self.grid.free), self.reach
         points = np.array(self.known.points[-_LATEST:])
         values = np.array(self.known.values[-_LATEST:])
         moves = (points - x)[:, self.grid.free] / reach
