@@ -86,7 +86,7 @@ class Ask(NamedTuple):
         change neither the values that the method receives nor the result.
       center: Estimate of the minimum, shape [d], or `None`. If the function is noisy,
         a run compares it with the best points at its end.
-      fit: What a method of residuals knows about its fit so far, or `None`.
+      fit: Fit so far, of a method of residuals, or `None`.
     """
 
     points: np.ndarray
@@ -102,7 +102,7 @@ class End(NamedTuple):
       params: Best point, float64, shape [d].
       value: Value at the best point.
       reason: Reason for the end, a phrase such as "a minimum was found".
-      fit: What a method of residuals knows about its fit, or `None`.
+      fit: Fit, of a method of residuals, or `None`.
     """
 
     params: np.ndarray
