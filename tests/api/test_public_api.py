@@ -135,7 +135,7 @@ def test_function_documents_arguments_and_result(name):
 
 
 # These, and methods, say nothing of an argument that they do not know, or pass it on.
-WITHOUT_NAMES = {"external", "minimize_black_box", "replay", "runs.scalars"}
+WITHOUT_NAMES = {"external", "replay", "runs.scalars"}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -90,7 +90,7 @@ def test_a_deep_minimum_has_not_diverged(fun):
 
 
 def test_a_run_says_that_it_diverged():
-    result = zo.minimize_black_box(
+    result = zo.minimize(
         lambda x: float(x[0] + x[1]), np.zeros(2), max_evaluations=900, progress=False
     )
     assert (result.stopped, result.reason) == ("diverged", Reason.DIVERGED)
@@ -212,9 +212,7 @@ def test_parameters_without_influence_stay_and_are_listed(d, begun, box):
 
 
 def test_a_budget_beyond_a_minimum_is_explained():
-    result = zo.minimize_black_box(
-        bowl(3), np.zeros(3), max_evaluations=300, progress=False
-    )
+    result = zo.minimize(bowl(3), np.zeros(3), max_evaluations=300, progress=False)
     assert Reason.LOOKING in [stage.reason for stage in result.stages]
 
 
@@ -224,7 +222,7 @@ def test_a_scale_is_checked_before_the_first_call(name, scale):
     calls = []
     method = getattr(zo.methods, name)(scale=scale)
     with pytest.raises(ValueError, match="scale must be"):
-        zo.minimize_black_box(calls.append, np.zeros(2), method, progress=False)
+        zo.minimize(calls.append, np.zeros(2), method, progress=False)
     assert not calls
 
 

@@ -7,7 +7,7 @@ from scipy import optimize
 import radazo_jax as zo
 from radazo_jax._src.methods import fits, least_squares
 from radazo_jax._src.methods.contract import Ask, Box
-from radazo_jax._src.methods.slopes import FAILED, FIXED, MINIMUM
+from radazo_jax._src.methods.ends import Reason
 from tests.helpers.driver import check, started
 
 RNG = np.random.default_rng(0)
@@ -96,7 +96,7 @@ def test_certified_values_of_nist(name):
     x, y = (np.array(data.split(), float) for data in (x, y))
     with np.errstate(all="ignore"):
         _, points, end = fitted(lambda b: model(b, x) - y, start)
-    assert end.reason == MINIMUM and len(points) < 60 * len(start)
+    assert end.reason == Reason.MINIMUM and len(points) < 60 * len(start)
     np.testing.assert_allclose(end.value, value, rtol=1e-6)
     np.testing.assert_allclose(end.params, parameters, rtol=1e-3)
     # The Jacobian is an estimate.
@@ -205,7 +205,7 @@ def test_covariance_is_that_of_curve_fit():
 def test_parameters_without_an_effect_have_no_standard_error():
     data = 1 + 2 * T + 0.1 * RNG.normal(size=30)
     _, _, end = fitted(lambda x: x[0] + x[1] + x[2] * T - data, [0.5, 0.0, 1.0])
-    assert end.reason == MINIMUM and end.fit.rank == 2
+    assert end.reason == Reason.MINIMUM and end.fit.rank == 2
     with pytest.warns(UserWarning, match=r"3 parameters has rank 2.*parameters \[0, 1"):
         errors = end.fit.standard_errors
     line = np.stack([np.ones(30), T], axis=1)
@@ -298,7 +298,7 @@ def test_noise_is_seen_and_averaged(size):
     lengths = abs(np.diff(points[-100:], axis=0)).max(axis=1)
     assert np.median(lengths) > np.sqrt(size) / 30
     # Without a limit the run ends.
-    assert fitted(fun, start)[2].reason == MINIMUM
+    assert fitted(fun, start)[2].reason == Reason.MINIMUM
 
 
 def test_exact_residuals_have_no_noise():
@@ -330,7 +330,7 @@ def test_failures_are_left_out():
     )
     assert end.reason == least_squares.NEIGHBORHOOD and len(points) < 100
     _, points, end = fitted(lambda x: np.array([np.nan, 1.0]), start)
-    assert (end.reason, len(points), end.fit) == (FAILED, 1, None)
+    assert (end.reason, len(points), end.fit) == (Reason.FAILED, 1, None)
 
 
 def test_a_plateau_is_left_by_long_steps():
@@ -343,7 +343,7 @@ def test_a_plateau_is_left_by_long_steps():
     lengths = [abs(asked.points - [1.0, 5.5]).max() for asked in asks]
     assert max(lengths) > 1
     constant = fitted(lambda x: np.array([1.0, 2.0]), [1.0, 1.0])
-    assert constant[2].reason == MINIMUM and len(constant[1]) < 20
+    assert constant[2].reason == Reason.MINIMUM and len(constant[1]) < 20
 
 
 def test_every_ask_has_the_fit_so_far():
@@ -359,7 +359,7 @@ def test_every_ask_has_the_fit_so_far():
 
 def test_nothing_can_move():
     _, points, end = fitted(rosenbrock, [1.0, 2.0], box=(np.r_[1, 2], np.r_[1, 2]))
-    assert (end.reason, len(points)) == (FIXED, 1)
+    assert (end.reason, len(points)) == (Reason.FIXED, 1)
     assert end.fit.degrees_of_freedom == 2 and np.all(end.fit.standard_errors == 0)
 
 

@@ -68,7 +68,7 @@ def check(method: Any, start: Start) -> None:
     Raises:
       TypeError, ValueError: If an argument of the method does not fit the parameters.
     """
-    if hasattr(method, "scale"):
+    if getattr(method, "scale", None) is not None:
         sizes(start, method.scale)
 
 

@@ -35,6 +35,7 @@ class Reason(enum.StrEnum):
     )
     FIXED = "no parameter can move"
     FAILED = "the function failed at the start"
+    NEIGHBORHOOD = "all points near the best one failed"
 
     # The run has diverged.
     DIVERGED = "values fall without end: check the sign of fun, or pass bounds"

@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from radazo_jax._src import checks
-from radazo_jax._src.methods import contract, evolution
+from radazo_jax._src.methods import contract
 from radazo_jax._src.methods.contract import Ask, Box, End, Method, Part, Start, Steps
+from radazo_jax._src.methods.ends import Reason
 from radazo_jax._src.methods.fits import LOSSES, Fit, Loss, Model
 from radazo_jax._src.methods.points import finite
 from radazo_jax._src.methods.quadratic import Frame, in_box
-from radazo_jax._src.methods.slopes import FAILED, FIXED, MINIMUM, NOWHERE
 
 # Radius of the first trust region, length of the first differences, and limits of later
 # lengths, all in sizes of the parameters. The length is this share of the radius.
@@ -37,8 +37,6 @@ _PROBES, _AGAIN, _SURPRISE, _SEEN = (1e-8, 1e-6), 1e-2, 100.0, 3e-8
 # move by its size changes the residuals by less than this share of them.
 _CLOSE, _CLOSEST, _FLAT = 1e-4, 1e-6, 1e-12
 
-NEIGHBORHOOD = "all points near the best one failed"
-
 
 @dataclasses.dataclass(frozen=True)
 class LeastSquares:
@@ -57,8 +55,8 @@ class LeastSquares:
         frame = Frame.of(start, sizes(start, self.scale))
         search = Search(self, frame, (yield start.params[None])[0])
         if not np.isfinite(search.measured):
-            return End(start.params, np.inf, FAILED)
-        reason = FIXED if not len(search.at) else (yield from search.steps())
+            return End(start.params, np.inf, Reason.FAILED)
+        reason = Reason.FIXED if not len(search.at) else (yield from search.steps())
         return End(search.best[0], search.best[2], reason, search.fit())
 
     def value(self, residuals: np.ndarray) -> np.ndarray:
@@ -69,7 +67,7 @@ class LeastSquares:
 def sizes(start: Start, scale: Any) -> np.ndarray:
     """Returns the sizes of the parameters, shape [d]; see `least_squares`."""
     if scale is not None:
-        return evolution.sizes(start, scale)
+        return contract.sizes(start, scale)
     width = (start.box.upper - start.box.lower) / 4
     size = np.where(start.params != 0, abs(start.params), 1)
     return np.where(width > 0, np.minimum(size, width), size)
@@ -239,7 +237,7 @@ class Search:
                 refresh = not (yield from self.differences(axes.T[wanted][::-1]))
                 every = False
                 if abs(self.length) < 1e-10:
-                    return NEIGHBORHOOD
+                    return Reason.NEIGHBORHOOD
                 continue
             step, promised = self.trial()
             length = float(np.linalg.norm(step))
@@ -255,7 +253,7 @@ class Search:
                     every = self.noise > 0 and self.limited
                     if not every:
                         if not (yield from self.escaped()):
-                            return MINIMUM
+                            return Reason.MINIMUM
                         length = _RADIUS
             else:
                 share = yield from self.tried(step, promised)
@@ -268,7 +266,7 @@ class Search:
                 if length < _LEAST:
                     every, length = self.noise > 0 and self.limited, _CLOSE
                     if not every:
-                        return MINIMUM if self.noise else NOWHERE
+                        return Reason.MINIMUM if self.noise else Reason.NOWHERE
             self.radius, refresh = length, True
             self.probe_below = self.probe_below or 2 * length
             # At the least length, a curvature of 1 is as large as the noise.
