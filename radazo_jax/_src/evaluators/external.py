@@ -20,6 +20,7 @@ from radazo_jax._src import checks
 from radazo_jax._src.contracts import Evaluator, Points, Values
 from radazo_jax._src.evaluators import pools
 from radazo_jax._src.evaluators.sending import Failed, copy, failed
+from radazo_jax._src.names import checks_names
 
 
 class Mistake(TypeError):
@@ -129,6 +130,7 @@ class External(Evaluator):
         )
 
 
+@checks_names
 def external(
     workers: int | None = None,
     executor: futures.Executor | Callable[[], futures.Executor] | None = None,

@@ -142,8 +142,7 @@ def minimize(
     )
     policy = Policy.of(on_failure, max_consecutive_failures)
     evaluator = External(workers, executor, batched, timeout, retries)
-    if not callable(fun):
-        raise TypeError(f"fun must be a function of params; got {fun!r}.")
+    checks.check_fun(fun)
     begin.check_method(method)
     checks.check_callback(callback)
     begin.check_evaluations(evaluations, journal)

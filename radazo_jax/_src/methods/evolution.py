@@ -19,6 +19,7 @@ from radazo_jax._src.methods.contract import (
 from radazo_jax._src.methods.ends import Reason, guarded
 from radazo_jax._src.methods.known import Known
 from radazo_jax._src.methods.points import finite
+from radazo_jax._src.names import checks_names
 
 # Up to so many parameters, the whole covariance matrix is learned; beyond, its
 # diagonal.
@@ -182,6 +183,7 @@ class Evolution:
         return (yield from inner)
 
 
+@checks_names
 def evolution(
     population: int | None = None, step_size: float = 0.3, scale: Any = 1.0
 ) -> Method:

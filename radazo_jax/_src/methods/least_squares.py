@@ -12,6 +12,7 @@ from radazo_jax._src.methods.ends import Reason
 from radazo_jax._src.methods.fits import LOSSES, Fit, Loss, Model
 from radazo_jax._src.methods.points import finite
 from radazo_jax._src.methods.quadratic import Frame, in_box
+from radazo_jax._src.names import checks_names
 
 # Radius of the first trust region, length of the first differences, and limits of later
 # lengths, all in sizes of the parameters. The length is this share of the radius.
@@ -274,6 +275,7 @@ class Search:
             self.length = float(np.clip(_SHARE * length, least, _LONGEST))
 
 
+@checks_names
 def least_squares(
     scale: Any = None,
     tolerance: float = 1e-10,

@@ -21,6 +21,7 @@ from radazo_jax._src.methods.contract import (
 )
 from radazo_jax._src.methods.ends import decided, guarded
 from radazo_jax._src.methods.points import scaled
+from radazo_jax._src.names import checks_names
 
 # K is at least 10, because two of the K + 2 evaluations of a step are no directions. It
 # is at most 32, because a cycle of d directions should have many steps.
@@ -299,6 +300,7 @@ class Many:
         return (yield from scaled(inner, values))
 
 
+@checks_names
 def many(num_directions: int | None = None) -> Method:
     """Descent along few directions per step, with momentum and parabolas.
 

@@ -36,6 +36,7 @@ from radazo_jax._src.methods.points import (
     forward,
     scaled,
 )
+from radazo_jax._src.names import checks_names
 
 # The first step sizes of a strategy: at a start, next to a jump, and once slopes have
 # led nowhere.
@@ -141,6 +142,7 @@ class Untuned:
         return math.inf if start.limited else 0
 
 
+@checks_names
 def untuned(
     tolerance: float | None = None, restarts: int | None = None, scale: Any = 1.0
 ) -> Method:

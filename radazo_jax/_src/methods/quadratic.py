@@ -9,6 +9,7 @@ import numpy as np
 from radazo_jax._src.methods import contract
 from radazo_jax._src.methods.contract import Box, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.ends import Reason, decided, guarded
+from radazo_jax._src.names import checks_names
 
 # The first radius, in sizes of the parameters, and the last one, as a share of it.
 _FIRST, _LAST = 0.1, 1e-7
@@ -69,6 +70,7 @@ class Quadratic:
         return (yield from steps(start, value, units))
 
 
+@checks_names
 def quadratic(scale: Any = 1.0) -> Method:
     """Minimizes quadratic models of the function in a trust region.
 

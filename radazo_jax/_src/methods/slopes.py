@@ -27,6 +27,7 @@ from radazo_jax._src.methods.points import (
     forward,
     scaled,
 )
+from radazo_jax._src.names import checks_names
 
 # A step is accepted if it lowers the value by this share of what the slope promises,
 # and lengthened by the factor unless it has less than this share.
@@ -469,6 +470,7 @@ class Slopes:
         return End(end.params, end.value, end.reason)
 
 
+@checks_names
 def slopes(tolerance: float | None = None, scale: Any = 1.0) -> Method:
     """Quasi-Newton steps along differences of values.
 

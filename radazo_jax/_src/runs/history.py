@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from radazo_jax._src import shown, trees
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import journal
 from radazo_jax._src.steps.states import StepInfo
 
@@ -119,6 +120,7 @@ def losses(history: History, dtype: jax.typing.DTypeLike) -> np.ndarray:
         return history.value.astype(dtype)
 
 
+@checks_names
 def scalars(state: object) -> dict[str, jax.Array | np.ndarray]:
     """The floating-point numbers in a state, by name, to be logged.
 

@@ -17,6 +17,7 @@ from radazo_jax._src.contracts import (
     check_evaluator,
 )
 from radazo_jax._src.evaluators.vectorized import vectorized
+from radazo_jax._src.names import checks_names
 from radazo_jax._src.points import candidates
 from radazo_jax._src.runs import history, rates
 from radazo_jax._src.runs.journal import (
@@ -296,11 +297,13 @@ def begin(
         state = step.start(run, params, key)
     else:
         states.check_state(run, state, leaves=True)
+        states.check_params_of(state, params)
     states.check_known(state)
     checks.check_not_deleted("state", state)
     return trees.copy(state)
 
 
+@checks_names
 def replay(
     journal: Path,
     params: optax.Params,

@@ -181,8 +181,7 @@ def train(
     """
     budget = Budget(num_steps, max_evaluations, max_seconds, target, patience)
     policy = Policy.of(on_failure, max_consecutive_failures)
-    if not callable(loss):
-        raise TypeError(f"loss must be a function of params; got {loss!r}.")
+    checks.check_fun(loss, "loss")
     check_evaluator(evaluator, traces=False)
     checks.check_callback(callback)
     calls = isinstance(evaluator, External)
