@@ -424,6 +424,20 @@ def test_values_in_float32_are_compared_as_such():
     assert run(lambda x: 0.1, target=0.1).stopped == "target"
 
 
+def test_a_failure_says_nothing_of_the_resolution():
+    def method(start):
+        seen.append(start.resolution)
+        yield np.eye(3)
+        return End(start.params, 0.0, "a step was taken")
+
+    seen = []
+    quiet(run, lambda x: np.nan if x[0] else np.float32(bowl(x)), method)
+    assert seen[-1] == np.finfo(np.float32).eps
+    with pytest.raises(zo.RunError, match="no finite value"):
+        run(lambda x: np.nan, method)
+    assert seen[-1] == np.finfo(np.float64).eps
+
+
 @pytest.mark.parametrize("library", [np, jnp])
 @pytest.mark.parametrize("shape", [(1,), (1, 1)])
 def test_an_array_of_one_element_is_a_number(library, shape):

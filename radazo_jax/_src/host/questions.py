@@ -85,13 +85,13 @@ class Questions:
 
         Args:
           values: The values.
-          resolution: The relative spacing of the values so far.
+          resolution: The relative spacing of the values so far; 0 if all failed.
 
         Returns:
           Whether the method has begun anew instead: the first values say how values
           are rounded.
         """
-        if self.step == 0 and resolution != self.start.resolution:
+        if self.step == 0 and resolution not in (0, self.start.resolution):
             self.begin(resolution)
             return True
         self.step += 1

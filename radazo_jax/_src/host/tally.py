@@ -48,7 +48,7 @@ class Tally:
       in_a_row: The number of failures since the last finite value.
       skipped: The number of steps without a finite value.
       is_noisy: Whether a point had two different values.
-      resolution: Relative spacing of the values.
+      resolution: Relative spacing of the values; 0 before the first.
       last_failure: A text about the last failure, or an empty string.
     """
 
@@ -72,14 +72,14 @@ class Tally:
         value = self.value_of(row)
         row.is_used = True
         info, row.info = row.info, None  # It may be large: the best points keep theirs.
-        eps = float(jnp.finfo(row.dtype).eps) if row.dtype else _EPS
-        # Several dtypes have the resolution of the widest one.
-        self.resolution = min(eps, self.resolution or eps)
         if math.isnan(value):
             self.num_failed, self.in_a_row = self.num_failed + 1, self.in_a_row + 1
             self.last_failure = row.failure
             return value
         self.in_a_row = 0
+        eps = float(jnp.finfo(row.dtype).eps) if row.dtype else _EPS
+        # Several dtypes have the resolution of the widest one.
+        self.resolution = min(eps, self.resolution or eps)
         first = self._first.setdefault(row.point, value)
         if abs(first - value) > _EQUAL * self.resolution * abs(value):
             self.is_noisy = True
