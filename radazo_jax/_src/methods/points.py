@@ -223,9 +223,11 @@ def central(
         slopes = np.where((first == 0) & (second < 0), second / k, slopes)
         slopes = np.where((second == 0) & (first < 0), first / h, slopes)
         changes = np.where((h != 0) & ~flat, slopes * h, 0)
-        bends = first - second * (h / k)
-        rises = np.where(h * k < 0, bends, np.minimum(first, second))
-    rise = np.max(rises, initial=0.0, where=np.isfinite(rises))
+        # What failed is a rise.
+        ahead, back = finite(first), finite(second)
+        bends = ahead - back * (h / k)
+        rises = np.where(h * k < 0, bends, np.minimum(ahead, back))
+    rise = np.max(rises, initial=0.0, where=(h != 0) & (k != 0))
     return Differences(h, changes, (h != 0) & flat, float(rise))
 
 

@@ -499,7 +499,8 @@ def _search(
     best, plan = found or (watch.best, plan)
     if best.reason in _UNMOVED or watch.fails:
         return best, plan
-    if origin is not None and (left > 0 or watch.is_far):
+    plateau = best.unused is not None or best.reason != Reason.MINIMUM
+    if origin is not None and (left > 0 or (watch.is_far and plateau)):
         surely = best.reason in _FOUND or watch.is_far
         best, plan = yield from _from_origin(method, start, plan, best, origin, surely)
     if best.reason not in (Reason.MINIMUM, Reason.SETTLED, *_UNMOVED):

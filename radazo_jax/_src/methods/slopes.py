@@ -64,6 +64,9 @@ _FAR, _LONGER = 1e-2, 300.0
 # The value falls no more if it falls by less than so many roundings, twice.
 _EQUAL = 8.0
 
+# A rise at both sides by so many roundings shows curvature.
+_CURVE = 2.0
+
 # The value hardly falls if so many steps in a row lower it by less than this share, or
 # are all shorter than this share of what matters.
 _CRAWL, _HARDLY, _CLOSE = 5, 1e-10, 1e-9
@@ -364,7 +367,7 @@ def _without_a_step(
       settled: Whether slopes and steps are as small as at a minimum.
       space: The space of the points.
     """
-    curved = at.found.rise > _EQUAL * at.resolution * abs(at.value)
+    curved = at.found.rise > _CURVE * at.resolution * abs(at.value)
     if at.twosided and settled and curved:
         return decided(at.value, curved)
     if searched.x is None and at.nowhere == 0:
@@ -389,7 +392,8 @@ def _without_a_step(
     at.memory = Memory(at.memory.most)
     if at.nowhere < 2:
         return None
-    return decided(at.value, curved) if settled else Reason.NOWHERE
+    changes = np.any(~at.found.dead & (at.found.steps != 0))
+    return decided(at.value, curved or bool(changes)) if settled else Reason.NOWHERE
 
 
 def _is_lower_around(at: Progress, space: Space) -> Part[bool]:
