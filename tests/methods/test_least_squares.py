@@ -343,7 +343,20 @@ def test_a_plateau_is_left_by_long_steps():
     lengths = [abs(asked.points - [1.0, 5.5]).max() for asked in asks]
     assert max(lengths) > 1
     constant = fitted(lambda x: np.array([1.0, 2.0]), [1.0, 1.0])
-    assert constant[2].reason == Reason.MINIMUM and len(constant[1]) < 20
+    assert constant[2].reason == Reason.MINIMUM and len(constant[1]) < 25
+
+
+def test_a_plateau_is_left_on_the_way_back():
+    x, data = np.array([1.0, 2, 3, 5, 7, 10]), [109, 149, 149, 191, 213, 224]
+
+    def fun(b):
+        return b[0] * (1 - np.exp(-b[1] * x)) - data
+
+    # The first steps lead to rates above 10, which have no effect.
+    with np.errstate(all="ignore"):
+        asks, _, end = fitted(fun, [1.07, 1.3])
+    assert max(asked.points[0, 1] for asked in asks) > 10
+    np.testing.assert_allclose(end.params, [213.80940889, 0.54723748542], rtol=1e-3)
 
 
 def test_every_ask_has_the_fit_so_far():

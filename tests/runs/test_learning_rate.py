@@ -224,7 +224,7 @@ def test_a_reward_has_a_rise_of_its_own():
                 "sample": jax.random.normal,
             },
             ValueError,
-            "rose by 0 times rise",
+            "must change with params",
         ),
         (
             {"fun": lambda p: 1 + 0 * squares(p), "params": {"a": jnp.zeros(3)}},

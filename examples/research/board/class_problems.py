@@ -35,6 +35,7 @@ class Function:
       bounds: The lower and the upper bounds, [d] each; `None` without.
       noise: The standard deviation of noise that is added, as a share of `gap`.
       relative: The standard deviation of noise, as a share of the value.
+      residuals: The residuals of a fit, whose mean square is the function.
     """
 
     fun: Value
@@ -44,6 +45,7 @@ class Function:
     bounds: tuple[np.ndarray, np.ndarray] | None = None
     noise: float = 0.0
     relative: float = 0.0
+    residuals: Map | None = None
 
     @property
     def dimension(self) -> int:
@@ -125,7 +127,8 @@ def fitted(residuals: Map, start: np.ndarray, truth: np.ndarray) -> Function:
     found = least_squares(
         residuals, truth, jac="3-point", x_scale="jac", max_nfev=100, **tight
     )
-    return known(fun, start, found.x if fun(found.x) < fun(truth) else truth)
+    best = known(fun, start, found.x if fun(found.x) < fun(truth) else truth)
+    return dataclasses.replace(best, residuals=residuals)
 
 
 def quadratic(draw: np.random.Generator, d: int) -> Function:

@@ -10,7 +10,6 @@ from radazo_jax._src.methods import contract
 from radazo_jax._src.methods.contract import Ask, Box, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.ends import Reason
 from radazo_jax._src.methods.fits import LOSSES, Fit, Loss, Model
-from radazo_jax._src.methods.points import finite
 from radazo_jax._src.methods.quadratic import Frame, in_box
 from radazo_jax._src.names import checks_names
 
@@ -36,7 +35,7 @@ _PROBES, _AGAIN, _SURPRISE, _SEEN = (1e-8, 1e-6), 1e-2, 100.0, 3e-8
 
 # At a minimum, the Jacobian is known for steps of these lengths. An axis is flat if a
 # move by its size changes the residuals by less than this share of them.
-_CLOSE, _CLOSEST, _FLAT = 1e-4, 1e-6, 1e-12
+_CLOSE, _CLOSEST, _FLAT = 1e-4, 1e-6, 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +124,7 @@ class Search:
         points = self.frame.point(self.at + steps)
         center = self.frame.point(self.at) if self.noise else None
         residuals = yield Ask(points, center=center, fit=self.fit())
-        values = finite(self.loss.value(residuals))
+        values = np.nan_to_num(self.loss.value(residuals), nan=np.inf, posinf=np.inf)
         i = int(np.argmin(values))
         if values[i] < self.best[2]:
             self.best = points[i], residuals[i], float(values[i])
@@ -221,7 +220,9 @@ class Search:
         flat = axes.T[squares <= _FLAT**2 * self.measured]
         if self.escapes or not len(flat):
             return False
-        self.escapes, steps = True, self.settled(np.concatenate([flat, -flat]))
+        # On a plateau, the start and the way back to it are not flat.
+        back = -np.outer(1 - 0.5 ** np.arange(1, 7), flat.T @ (flat @ self.at))
+        self.escapes, steps = True, self.settled(np.vstack([flat, -flat, back]))
         residuals, values = yield from self.asked(steps)
         best = int(np.argmin(values))
         if lower := bool(values[best] < self.measured):
