@@ -328,7 +328,7 @@ def test_failures_are_left_out():
         lambda x: gompertz(x) if np.array_equal(x, start) else np.full(30, np.nan),
         start,
     )
-    assert end.reason == least_squares.NEIGHBORHOOD and len(points) < 100
+    assert end.reason == Reason.NEIGHBORHOOD and len(points) < 100
     _, points, end = fitted(lambda x: np.array([np.nan, 1.0]), start)
     assert (end.reason, len(points), end.fit) == (Reason.FAILED, 1, None)
 
