@@ -35,6 +35,8 @@ class Function:
       bounds: The lower and the upper bounds, [d] each; `None` without.
       noise: The standard deviation of noise that is added, as a share of `gap`.
       relative: The standard deviation of noise, as a share of the value.
+      step: The step that a tool for whole numbers is told; `None` without. The function
+        itself rounds, for the others.
     """
 
     fun: Value
@@ -44,6 +46,7 @@ class Function:
     bounds: tuple[np.ndarray, np.ndarray] | None = None
     noise: float = 0.0
     relative: float = 0.0
+    step: float | None = None
 
     @property
     def dimension(self) -> int:
