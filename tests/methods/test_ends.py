@@ -25,8 +25,7 @@ def reported(method, fun, x, box=None, limited=False, most=20_000):
     reasons = []
 
     def watched(start):
-        report = lambda name, reason: reasons.append(reason)  # noqa: E731
-        return method(start._replace(report=report))
+        return method(start._replace(report=lambda _, reason: reasons.append(reason)))
 
     return drive(watched, fun, x, box=box, most=most), reasons
 

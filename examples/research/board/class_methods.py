@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize
+from scipy.optimize import differential_evolution, minimize
 
 import radazo_jax as zo
 from board.class_problems import Function
@@ -92,6 +92,7 @@ def default(count: Count, seed: int) -> np.ndarray:
             count.value,
             count.function.start,
             bounds=count.function.bounds,
+            step=count.function.step,
             max_evaluations=count.budget,
             key=seed,
             progress=False,
@@ -169,6 +170,47 @@ def cma(count: Count, seed: int) -> np.ndarray:
     return mean
 
 
+def _box(function: Function) -> tuple[np.ndarray, np.ndarray]:
+    """The bounds, or for tools that need some, three sizes around the start."""
+    if function.bounds is not None:
+        return function.bounds
+    size = 3 * max(1.0, float(np.sqrt(np.mean(function.start**2))))
+    return function.start - size, function.start + size
+
+
+def differential(count: Count, seed: int) -> np.ndarray:
+    """SciPy's differential evolution, from the start, in a box."""
+    function = count.function
+    lower, upper = _box(function)
+    found = differential_evolution(
+        count.finite(),
+        list(zip(lower, upper, strict=True)),
+        rng=seed,
+        x0=function.start,
+        maxiter=10**6,
+        polish=False,
+    )
+    return np.asarray(found.x)
+
+
+def optuna(count: Count, seed: int) -> np.ndarray:
+    """Optuna's default sampler, TPE, whose first trial is the start, in a box."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    function = count.function
+    names = [f"x{i}" for i in range(function.dimension)]
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+    study.enqueue_trial(dict(zip(names, function.start.tolist(), strict=True)))
+    limits = list(zip(names, *_box(function), strict=True))
+
+    def of_trial(trial: Any) -> float:
+        return count.one(np.array([trial.suggest_float(*limit) for limit in limits]))
+
+    study.optimize(of_trial, n_trials=count.budget)
+    return np.array([study.best_params[name] for name in names])
+
+
 class Method(NamedTuple):
     """A tool, the most parameters that it is run with, and the module that it needs."""
 
@@ -189,6 +231,9 @@ METHODS = {
     "newuoa": Method(powell, 100, "nlopt"),
     "cma": Method(cma, needs="cma"),
     "cobyqa": Method(functools.partial(scipy, method="COBYQA"), 12),
+    "simplex": Method(functools.partial(scipy, method="Nelder-Mead"), 20),
+    "differential": Method(differential, 100),
+    "optuna": Method(optuna, 12, "optuna"),
 }
 # As tables have them.
 NAMES = {
@@ -198,6 +243,9 @@ NAMES = {
     "newuoa": "NEWUOA/BOBYQA",
     "cma": "CMA",
     "cobyqa": "COBYQA, d ≤ 12",
+    "simplex": "Nelder-Mead, d ≤ 20",
+    "differential": "differential evolution, d ≤ 100",
+    "optuna": "Optuna's TPE, d ≤ 12",
 }
 
 

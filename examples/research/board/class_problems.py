@@ -36,6 +36,8 @@ class Function:
       noise: The standard deviation of noise that is added, as a share of `gap`.
       relative: The standard deviation of noise, as a share of the value.
       residuals: The residuals of a fit, whose mean square is the function.
+      step: The step that a tool for whole numbers is told; `None` without. The function
+        itself rounds, for the others.
     """
 
     fun: Value
@@ -46,6 +48,7 @@ class Function:
     noise: float = 0.0
     relative: float = 0.0
     residuals: Map | None = None
+    step: float | None = None
 
     @property
     def dimension(self) -> int:

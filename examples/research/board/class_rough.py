@@ -105,6 +105,67 @@ def digits(draw: np.random.Generator, d: int) -> Function:
     return known(fun, start, best)
 
 
+# Whole numbers.
+def counts(draw: np.random.Generator, d: int) -> Function:
+    """A rotated quadratic form of whole numbers; f* is 0."""
+    turn, _ = rotation(draw, d)
+    weights = np.logspace(0, draw.uniform(0, 2), d)
+    best = np.round(6 * draw.normal(size=d))
+    return _whole(lambda x: float(weights @ turn(x - best) ** 2), draw, best)
+
+
+def shares(draw: np.random.Generator, d: int) -> Function:
+    """Absolute misses of d sums of whole numbers; f* is 0."""
+    forms = np.eye(d) + draw.integers(-1, 2, (d, d))
+    best = np.round(6 * draw.normal(size=d))
+    return _whole(lambda x: float(np.abs(forms @ (x - best)).sum()), draw, best)
+
+
+def sites(draw: np.random.Generator, d: int) -> Function:
+    """Ripples of whole numbers on a bowl; f* is 0."""
+    best, period = np.round(6 * draw.normal(size=d)), draw.uniform(2, 4)
+
+    def fun(x: np.ndarray) -> float:
+        z = x - best
+        return float(z @ z / 2 + 4 * np.sum(1 - np.cos(2 * np.pi * z / period)))
+
+    return _whole(fun, draw, best)
+
+
+def neighbors(draw: np.random.Generator, d: int) -> Function:
+    """Squares of the differences of neighboring whole numbers, and a bowl; f* is 0."""
+    best, bowl = np.round(6 * draw.normal(size=d)), draw.uniform(0.02, 0.2)
+
+    def fun(x: np.ndarray) -> float:
+        z = x - best
+        return float(np.sum(np.diff(z) ** 2) + bowl * (z @ z))
+
+    return _whole(fun, draw, best)
+
+
+def stocks(draw: np.random.Generator, d: int) -> Function:
+    """Costs of too much and of too little, which differ, and of the sum; f* is 0."""
+    best, (over, under) = np.round(6 * draw.normal(size=d)), draw.uniform(1, 9, (2, d))
+
+    def fun(x: np.ndarray) -> float:
+        z = x - best
+        return float(over @ np.maximum(z, 0) + under @ np.maximum(-z, 0) + z.sum() ** 2)
+
+    return _whole(fun, draw, best)
+
+
+def _whole(
+    fun: Callable[[np.ndarray], float], draw: np.random.Generator, best: np.ndarray
+) -> Function:
+    """A function of rounded parameters, in a box of 20 numbers around the minimum."""
+    bounds = best - draw.integers(5, 16, best.size), best + 10.0
+    start = np.clip(np.round(best + 5 * draw.normal(size=best.size)), *bounds)
+    start[0] += start[0] == best[0]
+    return Function(
+        lambda x: fun(np.round(x)), start, fun(best), best, bounds, step=1.0
+    )
+
+
 # Without a gradient at the minimum.
 def absolutes(draw: np.random.Generator, d: int) -> Function:
     """Weighted absolute values of rotated coordinates; f* is 0."""

@@ -274,6 +274,17 @@ CLASSES = {
         )
         | _sized(_UNITS, units=rough.units),
     ),
+    "whole": Class(
+        "Whole numbers",
+        _sized(
+            SMALL,
+            counts=rough.counts,
+            shares=rough.shares,
+            sites=rough.sites,
+            neighbors=rough.neighbors,
+            stocks=rough.stocks,
+        ),
+    ),
     "scales-6": Class(
         "Scales from 1e-6 to 1e6", _changed(lambda base: scaled(base, 6))
     ),

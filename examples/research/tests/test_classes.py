@@ -189,8 +189,9 @@ def test_a_method_reaches_all_targets_and_stays_in_its_box(name):
     bounded = Function(fun, np.zeros(2), 1.0, np.array([1.0, 2.0]), box)
     for function in (class_problems.quadratic(np.random.default_rng(0), 2), bounded):
         found = class_methods.measured(function, 300, name, seed=0)
-        # Powell's default tolerance ends its runs early.
-        assert None not in found["evaluations"][: 2 if name == "powell" else 4]
+        # Powell's default tolerance ends its runs early; samplers are not precise.
+        count = {"powell": 2, "differential": 3, "optuna": 2}
+        assert None not in found["evaluations"][: count.get(name, 4)]
         reached = [one for one in found["evaluations"] if one is not None]
         assert reached == sorted(reached)
     assert all(((box[0] <= x) & (x <= box[1])).all() for x in seen)
