@@ -36,7 +36,7 @@ _PROBES, _AGAIN, _SURPRISE, _SEEN = (1e-8, 1e-6), 1e-2, 100.0, 3e-8
 # move by its size changes the residuals by less than this share of them.
 _CLOSE, _CLOSEST, _FLAT = 1e-4, 1e-6, 1e-6
 
-NEIGHBORHOOD = "all points near the best one failed"
+NEIGHBORHOOD = "no point near the best one can be used"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +173,8 @@ class Search:
         ahead, back = (self.settled(s * self.length * axes) for s in (1, -1))
         room = np.linalg.norm(ahead, axis=1) >= np.linalg.norm(back, axis=1)
         steps, probe = np.where(room[:, None], ahead, back), self.probe()
+        if not np.any(steps):  # All moves are rounded away.
+            self.length = 0.0
         residuals, values = yield from self.asked(np.concatenate([steps, probe]))
         if len(probe) and values[-1] < np.inf:
             self.look(probe[0], residuals[-1])
@@ -249,10 +251,8 @@ class Search:
             least = 0.0 if self.limited else 2 * np.sqrt(value * self.variance)
             if promised <= max(self.tolerance * value, least) or length < 1e-12:
                 length = float(np.clip(min(self.radius, length), _CLOSEST, _CLOSE))
-                if (
-                    spread[-1] - 3 * self.noise / self.length**2
-                    <= (_REACH * length) ** 2
-                ):
+                close = (_REACH * length) ** 2 + 3 * self.noise / self.length**2
+                if spread[-1] <= close:
                     every = self.noise > 0 and self.limited
                     if not every:
                         if not (yield from self.escaped()):
