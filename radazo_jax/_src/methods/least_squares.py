@@ -293,9 +293,10 @@ def least_squares(
     estimate has become too uncertain, and only these are evaluated again, all at once.
 
     Use it for fits of up to some hundred parameters. It needs about d + 1 evaluations
-    to begin, and often fewer than 10 (d + 1) in all. Residuals may have noise, such as
-    the jitter of a solver with a loose tolerance: differences become longer, and
-    residuals are averaged until a budget ends the run. Use `untuned()` if only the sum
+    to begin, and often fewer than 10 (d + 1) in all. Residuals may have noise that
+    differs between any two points, such as rounding or random numbers: differences
+    become longer, and residuals are averaged until a budget ends the run. Errors that
+    vary slowly, such as a solver makes, are no noise. Use `untuned()` if only the sum
     is known. A step takes O(m d² + d³) operations.
 
     A run ends if the model promises a decrease by less than a share `tolerance` of the
