@@ -405,3 +405,13 @@ def test_starts_are_checked():
     with pytest.raises(ValueError, match=r"with least_squares\(\)"):
         next(zo.methods.least_squares()(whole))
     assert zo.methods.least_squares().residuals is True
+
+
+def test_differences_below_the_rounding_end_a_run():
+    # Near 10⁵, numbers of float32 are 0.008 apart, and the size is 1.
+    def fun(x):
+        return np.array([x[0] - 123456.789, 1e-3 * x[1], np.sin(x[1]) - 0.3])
+
+    _, points, end = fitted(fun, [1.0, 1.0], dtype=np.float32)
+    assert end is not None and len(points) < 200
+    assert abs(end.params[0] - 123456.789) < 0.02

@@ -33,7 +33,7 @@ _IDENTITY = ("group", "problem", "seed", "dimension", "tool")
 Residuals = Callable[[np.ndarray], np.ndarray]
 
 
-def ours(fun: Residuals, start: np.ndarray, seed: int) -> None:
+def by_residuals(fun: Residuals, start: np.ndarray, seed: int) -> None:
     """Drives `zo.methods.least_squares` without a run, in all of the plane."""
     d = start.size
     ends = np.full(d, np.inf)
@@ -75,7 +75,7 @@ def dfols(fun: Residuals, start: np.ndarray, seed: int) -> None:
     dfols.solve(fun, start, maxfun=10**5)
 
 
-TOOLS = {"least_squares": ours, "dfols": dfols, "leastsq": leastsq, "trf": trf}
+TOOLS = {"least_squares": by_residuals, "dfols": dfols, "leastsq": leastsq, "trf": trf}
 NAMES = {"least_squares": "`least_squares()`", "dfols": "DFO-LS"}
 NAMES |= {"leastsq": "MINPACK", "trf": "SciPy's `trf`", "default": "the default"}
 

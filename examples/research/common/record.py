@@ -27,6 +27,7 @@ _NAMED = (
 PACKAGES = {name: name for name in _NAMED} | {
     "sklearn": "scikit-learn",
     "cocoex": "coco-experiment",
+    "dfols": "DFO-LS",
 }
 _BEGIN = time.perf_counter()
 

@@ -37,6 +37,11 @@ _PROBES, _AGAIN, _SURPRISE, _SEEN = (1e-8, 1e-6), 1e-2, 100.0, 3e-8
 # move by its size changes the residuals by less than this share of them.
 _CLOSE, _CLOSEST, _FLAT = 1e-4, 1e-6, 1e-6
 
+<<<<<<< HEAD
+=======
+NEIGHBORHOOD = "no point near the best one can be used"
+
+>>>>>>> fits
 
 @dataclasses.dataclass(frozen=True)
 class LeastSquares:
@@ -172,6 +177,8 @@ class Search:
         ahead, back = (self.settled(s * self.length * axes) for s in (1, -1))
         room = np.linalg.norm(ahead, axis=1) >= np.linalg.norm(back, axis=1)
         steps, probe = np.where(room[:, None], ahead, back), self.probe()
+        if not np.any(steps):  # All moves are rounded away.
+            self.length = 0.0
         residuals, values = yield from self.asked(np.concatenate([steps, probe]))
         if len(probe) and values[-1] < np.inf:
             self.look(probe[0], residuals[-1])
@@ -248,10 +255,8 @@ class Search:
             least = 0.0 if self.limited else 2 * np.sqrt(value * self.variance)
             if promised <= max(self.tolerance * value, least) or length < 1e-12:
                 length = float(np.clip(min(self.radius, length), _CLOSEST, _CLOSE))
-                if (
-                    spread[-1] - 3 * self.noise / self.length**2
-                    <= (_REACH * length) ** 2
-                ):
+                close = (_REACH * length) ** 2 + 3 * self.noise / self.length**2
+                if spread[-1] <= close:
                     every = self.noise > 0 and self.limited
                     if not every:
                         if not (yield from self.escaped()):
@@ -293,9 +298,10 @@ def least_squares(
     estimate has become too uncertain, and only these are evaluated again, all at once.
 
     Use it for fits of up to some hundred parameters. It needs about d + 1 evaluations
-    to begin, and often fewer than 10 (d + 1) in all. Residuals may have noise, such as
-    the jitter of a solver with a loose tolerance: differences become longer, and
-    residuals are averaged until a budget ends the run. Use `untuned()` if only the sum
+    to begin, and often fewer than 10 (d + 1) in all. Residuals may have noise that
+    differs between any two points, such as rounding or random numbers: differences
+    become longer, and residuals are averaged until a budget ends the run. Errors that
+    vary slowly, such as a solver makes, are no noise. Use `untuned()` if only the sum
     is known. A step takes O(m d² + d³) operations.
 
     A run ends if the model promises a decrease by less than a share `tolerance` of the
