@@ -35,7 +35,7 @@ class Reason(enum.StrEnum):
     )
     FIXED = "no parameter can move"
     FAILED = "the function failed at the start"
-    NEIGHBORHOOD = "all points near the best one failed"
+    NEIGHBORHOOD = "no point near the best one can be used"
 
     # The run has diverged.
     DIVERGED = "values fall without end: check the sign of fun, or pass bounds"

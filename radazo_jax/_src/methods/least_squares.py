@@ -37,11 +37,6 @@ _PROBES, _AGAIN, _SURPRISE, _SEEN = (1e-8, 1e-6), 1e-2, 100.0, 3e-8
 # move by its size changes the residuals by less than this share of them.
 _CLOSE, _CLOSEST, _FLAT = 1e-4, 1e-6, 1e-6
 
-<<<<<<< HEAD
-=======
-NEIGHBORHOOD = "no point near the best one can be used"
-
->>>>>>> fits
 
 @dataclasses.dataclass(frozen=True)
 class LeastSquares:
