@@ -544,7 +544,8 @@ def test_a_merged_model_of_a_file_is_whole(tmp_path, monkeypatch):
     for text in TEXTS:
         assert ours.encode(text).ids == theirs.encode(text).ids
     turns = [{"role": "user", "content": "x"}]
-    assert chat_template.conversation(tmp_path)([turns]) == ["user: x"]
+    chat = chat_template.Chat(turns)
+    assert chat_template.load(tmp_path).render([chat]) == [("user: x", [])]
     for name, entry in (("tokenizer_config", "pad_token"), ("config", "pad_token_id")):
         found = json.loads((tmp_path / f"{name}.json").read_text("utf-8"))
         assert found.get(entry) == PAD[entry]
