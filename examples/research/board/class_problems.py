@@ -36,7 +36,7 @@ class Function:
       noise: The standard deviation of noise that is added, as a share of `gap`.
       relative: The standard deviation of noise, as a share of the value.
       step: The step that a tool for whole numbers is told; `None` without. The function
-        itself rounds, for the others.
+        itself rounds because of the others.
     """
 
     fun: Value

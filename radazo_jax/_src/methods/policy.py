@@ -454,7 +454,7 @@ def _first_values(
 def _returned(
     start: Start, x: np.ndarray, value: float, dead: np.ndarray
 ) -> Part[np.ndarray]:
-    """Returns x, with parameters of no effect where they began, if it is not higher."""
+    """Returns x, with dead parameters as in θ₀ if that does not raise the value."""
     back = np.where(dead, start.params, x)
     if np.array_equal(back, x) or not (yield back[None])[0] <= value:
         return x
