@@ -37,7 +37,7 @@ class Function:
       relative: The standard deviation of noise, as a share of the value.
       residuals: The residuals of a fit, whose mean square is the function.
       step: The step that a tool for whole numbers is told; `None` without. The function
-        itself rounds, for the others.
+        itself rounds because of the others.
     """
 
     fun: Value

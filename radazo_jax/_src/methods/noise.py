@@ -211,7 +211,7 @@ class Short(enum.Enum):
 
     SLOPES = enum.auto()
     DIGITS = enum.auto()  # 0 or of one size, because values have few digits.
-    FLAT = enum.auto()  # 0 at a minimum, where longer moves show curvature, or of it.
+    FLAT = enum.auto()  # 0 at a minimum; longer moves show curvature.
     STEEP = enum.auto()  # Large next to a minimum of about 0.
 
 

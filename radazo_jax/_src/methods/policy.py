@@ -42,6 +42,9 @@ from radazo_jax._src.names import checks_names
 # led nowhere.
 _WIDE, _ACROSS, _NARROW = 0.3, 0.1, 0.03
 
+# Kinds of functions that slopes suit.
+_SMOOTH = Reason.MANY, Reason.DIGITS, Reason.JITTER, Reason.APART, Reason.SMOOTH
+
 # Ends of slopes with nothing lower nearby.
 _FOUND = Reason.MINIMUM, Reason.SETTLED, Reason.FLAT
 
@@ -393,14 +396,7 @@ def _first_values(
 
     def plan(kind: str, **known: Any) -> Plan:
         known = {"resolution": start.resolution, "hessian": hessian} | known
-        smooth = kind in (
-            Reason.MANY,
-            Reason.DIGITS,
-            Reason.JITTER,
-            Reason.APART,
-            Reason.SMOOTH,
-        )
-        return Plan(End(x, value, kind), smooth, space, begun, **known)
+        return Plan(End(x, value, kind), kind in _SMOOTH, space, begun, **known)
 
     def models(reason: str, noise: float = 0.0) -> Part[quadratic.Known]:
         start.report("quadratic()", reason)
@@ -409,22 +405,11 @@ def _first_values(
 
     def crossing() -> Part[Plan]:
         nonlocal x, value
-        everywhere = np.ones(len(x), bool)
-        units = contract.sizes(start, method.scale)
-        start.report("long differences", Reason.STILL)
-        x, value, changed = yield from far.long_differences(x, value, units, space)
-        if not changed:
-            looked = yield from far.look(x, value, everywhere, units, space)
-            x, value = looked.x, looked.value
-            if not np.any(looked.lengths):
-                return plan(Reason.FLAT)
-        near = (yield space.point(x + spacing * space.spans(x))[None])[0]
-        if near == value or np.array_equal(x, start.params):
-            bowl = yield from far.is_bowl(x, value, units, space)
-            return plan(Reason.MINIMUM if bowl else Reason.STEPS)
-        # The start was a saddle or on a plateau, and not between steps.
-        ahead = start._replace(params=x)
-        return (yield from _first_values(method, ahead, value))
+        at = yield from _crossed(method, start, x, value, space)
+        x, value = at.params, at.value
+        if at.reason:
+            return plan(at.reason)
+        return (yield from _first_values(method, start._replace(params=x), value))
 
     if not np.isfinite(value):
         value = np.inf
@@ -438,11 +423,7 @@ def _first_values(
     if flat:
         return (yield from crossing())
     first = yield from forward(x, value, spacing * space.spans(x), space)
-    moved = first.dead & (x != start.params)
-    if np.any(moved):  # Models have moved parameters that seem to have no effect.
-        back = np.where(moved, start.params, x)
-        if (yield back[None])[0] <= value:
-            x = back
+    x = yield from _returned(start, x, value, first.dead)
     short = yield from noise.short(x, value, begun, first, space)
     if short is noise.Short.FLAT:
         return plan(Reason.SMOOTH, first=first)
@@ -470,6 +451,41 @@ def _first_values(
     of_steps = not steep and noise.are_of_steps(first, value)
     kind = Reason.STEPS if of_steps else Reason.APART
     return plan(kind, first=first, sizes=sizes)
+
+
+def _returned(
+    start: Start, x: np.ndarray, value: float, dead: np.ndarray
+) -> Part[np.ndarray]:
+    """Returns x, with dead parameters as in θ₀ if that does not raise the value."""
+    back = np.where(dead, start.params, x)
+    if np.array_equal(back, x) or not (yield back[None])[0] <= value:
+        return x
+    return back
+
+
+def _crossed(
+    method: Untuned, start: Start, x: np.ndarray, value: float, space: Space
+) -> Steps:
+    """Takes differences that cross the steps of a function.
+
+    Returns:
+      The end, and what the function is; an empty reason if it is none of steps.
+    """
+    units, everywhere = contract.sizes(start, method.scale), np.ones(len(x), bool)
+    start.report("long differences", Reason.STILL)
+    x, value, changed = yield from far.long_differences(x, value, units, space)
+    if not changed:
+        looked = yield from far.look(x, value, everywhere, units, space)
+        x, value = looked.x, looked.value
+        if not np.any(looked.lengths):
+            return End(x, value, Reason.FLAT)
+    short = math.sqrt(start.resolution) * space.spans(x)
+    near = (yield space.point(x + short)[None])[0]
+    if near == value or np.array_equal(x, start.params):
+        bowl = yield from far.is_bowl(x, value, units, space)
+        return End(x, value, Reason.MINIMUM if bowl else Reason.STEPS)
+    # The start was a saddle or on a plateau, and not between steps.
+    return End(x, value, "")
 
 
 def _search(

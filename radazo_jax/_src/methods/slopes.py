@@ -232,6 +232,8 @@ class Progress:
       memory: The latest steps.
       reach: Length of the longest step so far, in sizes.
       nowhere: Number of times that central differences led nowhere.
+      latest: The latest values of steps.
+      close: Number of steps in a row that hardly moved.
     """
 
     def __init__(self, x: np.ndarray, value: float, start: float, resolution: float):
@@ -239,6 +241,8 @@ class Progress:
         self.resolution = resolution
         self.memory = Memory(max(10, min(2 * len(x), 40)))
         self.twosided, self.reach, self.nowhere = False, 0.0, 0
+        self.latest: list[float] = []
+        self.close = 0
         self.spacing = self.length(1 / 2)
         self.found = Differences.none(x)
 
@@ -259,9 +263,17 @@ class Progress:
         self.resolution, self.memory = resolution, Memory(self.memory.most)
         self.spacing = self.length(1 / 3 if self.twosided else 1 / 2)
 
+    def crawls(self, moved: np.ndarray, space: Space) -> bool:
+        """Whether the latest steps have led to hardly anything, after one more."""
+        is_close = np.all(abs(moved) <= _CLOSE * space.spans(self.x))
+        self.latest = [*self.latest, self.value][-_CRAWL:]
+        self.close = self.close + 1 if is_close else 0
+        hardly = self.latest[0] - self.value <= _HARDLY * abs(self.value)
+        return (hardly and len(self.latest) == _CRAWL) or self.close >= _CRAWL
+
     def both_sides(self) -> None:
         """Takes central differences from now on."""
-        self.twosided = True
+        self.twosided, self.latest, self.close = True, [], 0
         self.spacing = max(self.spacing, self.length(1 / 3))
 
     def measure(self, space: Space) -> Part[None]:
@@ -301,8 +313,7 @@ def steps(
     if hessian is not None:
         at.memory.know(hessian * np.outer(space.sizes, space.sizes))
     before: tuple[np.ndarray, np.ndarray] | None = None
-    equal = jumps = cuts = close = 0
-    latest: list[float] = []
+    equal = jumps = cuts = 0
     is_probed = False
     while True:
         if begun is None:
@@ -336,14 +347,11 @@ def steps(
                 if (yield from _is_lower_around(at, space)):
                     return at.ended(Reason.NOWHERE)
             equal = equal + 1 if fall <= _EQUAL * at.resolved() else 0
-            latest = [*latest, at.value][-_CRAWL:]
-            close = close + 1 if np.all(abs(moved) <= _CLOSE * space.spans(at.x)) else 0
-            hardly = latest[0] - at.value <= _HARDLY * abs(at.value)
-            if (hardly and len(latest) == _CRAWL) or close >= _CRAWL:
+            if at.crawls(moved, space):
                 if at.twosided:
                     return at.ended(Reason.SETTLED)
                 at.both_sides()
-                latest, close, equal = [], 0, 0
+                equal = 0
             if equal < 2:
                 continue
         before, jumps = None, jumps + searched.jumps
