@@ -814,3 +814,20 @@ def test_global_generators_are_the_methods_own(method, tmp_path):
     np.testing.assert_array_equal(np.random.get_state()[1], before)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:15]))
     assert_same(run(fun, method, journal=path, **options), whole)
+
+
+def test_a_method_that_asks_for_nothing_new_ends():
+    def method(start):
+        while True:
+            yield start.params[None]
+
+    with pytest.raises(zo.RunError, match="must ask for new points; got 10,000 steps"):
+        zo.minimize(lambda x: 1.0, np.zeros(2), method, progress=False)
+
+
+def test_parameters_that_change_nothing_stay_and_are_listed():
+    start = {"a": np.array([0.0, 5.0]), "b": np.array(3.0)}
+    result = zo.minimize(lambda p: (p["a"][0] - 1) ** 2, start, progress=False)
+    assert result.unused == ("params['a'][1]", "params['b']")
+    for found in (result.params, result.best.params):
+        assert (found["a"][1], found["b"]) == (5, 3)

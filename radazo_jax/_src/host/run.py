@@ -29,6 +29,9 @@ _SHARE, _FEWEST, _TARGET = 0.1, 10, 4
 # So many mistakes in a row end a run, and so many errors if there is no value yet.
 _MOST_MISTAKES = 10
 
+# So many steps in a row without a new point end a run, which no budget would end.
+_MOST_IDLE = 10_000
+
 # Seconds between two updates of the progress bar within a step.
 _SHOWN = 0.1
 
@@ -74,6 +77,7 @@ class MethodRun(Steps):
         self._confirmed: Candidate | None = None
         self.best = self.best_of()
         self._used: list[Answer] = []  # The new ones of the latest step.
+        self._idle = 0
         self._seconds, self._shown = 0.0, 0.0
         # The latest answer that was read from a file, until it is compared.
         self._known: Answer | None = None
@@ -201,6 +205,16 @@ class MethodRun(Steps):
             if self._questions.answer(values_read, tally.resolution):
                 self._answers.restart()
             tally.skipped += not np.isfinite(values).any()
+            end = self._questions.end
+            if end is not None and end.unused is not None:
+                tally.move(end.params)
+                self.best = self.best_of()
+        self._idle = 0 if self._used else self._idle + 1
+        if self._idle == _MOST_IDLE:
+            self._error = RunError(
+                f"the method must ask for new points; got {_MOST_IDLE:,} steps in a "
+                "row without one. The error's result is the run up to there."
+            )
         if self._used:
             is_live = self._num_new > new
             seconds = time.perf_counter() - begun if is_live else 0.0

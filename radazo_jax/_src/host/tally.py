@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from radazo_jax._src.host.table import Row
+from radazo_jax._src.host.table import Row, name
 from radazo_jax._src.steps.states import Failures
 
 # Two values of a point are equal up to so many roundings.
@@ -90,6 +90,13 @@ class Tally:
             self._keep(new)
         return value
 
+    def move(self, point: np.ndarray) -> None:
+        """Makes a point the best one if its value is the lowest up to rounding."""
+        value = self._first.get(name(point), math.inf)
+        rounding = _EQUAL * self.resolution * abs(self.best.value)
+        if not self.is_noisy and value <= self.best.value + rounding:
+            self.best = self.best._replace(point=point, value=value)
+
     def value_of(self, row: Row) -> float:
         """The value of a row as a number, NaN if it failed."""
         value = self._value(row.value)
@@ -98,8 +105,8 @@ class Tally:
     def _keep(self, new: Candidate) -> None:
         """Keeps one of the lowest points, each of them once."""
         of_point = {x.point.tobytes(): x for x in self.lowest}
-        name = new.point.tobytes()
-        of_point[name] = min(of_point.get(name, new), new, key=lambda x: x.value)
+        data = new.point.tobytes()
+        of_point[data] = min(of_point.get(data, new), new, key=lambda x: x.value)
         ordered = sorted(of_point.values(), key=lambda x: x.value)
         self.lowest = ordered[:_CANDIDATES]
 
