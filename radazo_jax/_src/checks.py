@@ -217,15 +217,16 @@ def check_called(given: Any, name: str = "optimizer") -> None:
     """
     expected = f"{name} must be a method such as methods.untuned()"
     if name == "optimizer":
-        expected = (
-            "optimizer must be an Optax transformation such as radazo(1e-3), or a "
-            "method such as methods.untuned()"
-        )
-    if isinstance(given, str | types.GeneratorType):
-        got = repr(given) if isinstance(given, str) else "a method that was called"
+        expected = "optimizer must be an Optax transformation such as radazo(1e-3)"
+    if isinstance(given, str):
         raise TypeError(
-            f"{expected}; got {got}. Pass one of zo.methods, such as "
-            "zo.methods.evolution(), and do not call it."
+            f"{expected}; got {given!r}. minimize and ask_tell take a method, such as "
+            "zo.methods.evolution()."
+        )
+    if isinstance(given, types.GeneratorType):
+        raise TypeError(
+            f"{expected}; got a method that was called. Pass the method itself, such "
+            "as zo.methods.evolution(), to minimize or ask_tell."
         )
     if not isinstance(given, types.FunctionType):
         return

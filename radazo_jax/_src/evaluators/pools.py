@@ -154,6 +154,12 @@ class Pool:
             check_executor(pool)
             self._sender.prepare(pool)
             self._pool = pool
+            if self._timeout is not None and self._workers is not None:
+                # The start of processes, and what the function imports, take no part
+                # of the time of a call. What fails here fails again in the call.
+                waiting = {self._sender.load(pool) for _ in range(self._workers)}
+                while waiting and not self._interrupted():
+                    waiting = futures.wait(waiting, _POLL).not_done
 
     def _end(self, hangs: bool) -> None:
         if self._workers is None:

@@ -14,6 +14,16 @@ import numpy as np
 
 _LONGEST = 1000  # Characters of a message that are kept.
 
+# A worker process reads the function before its first call, whose time is limited.
+LOAD = """
+import pickle, sys
+kept = vars(sys).setdefault("_radazo_jax", {})
+if path not in kept:
+    kept.clear()
+    with open(path, "rb") as file:
+        kept[path] = pickle.load(file)
+"""
+
 # A worker process gets this as text, because a function of this module would make each
 # worker import JAX, which takes seconds. It reads the function from a file at its first
 # call, and keeps it. An error is returned as text, because this process may be unable
@@ -122,6 +132,10 @@ class Sender:
         names = {"path": self._path, "point": point}
         text = "exec(call, names) or names['result']"
         return pool.submit(eval, text, {"call": _CALL, "names": names})
+
+    def load(self, pool: Any) -> Any:
+        """Reads the function in a process, and returns the future of it."""
+        return pool.submit(exec, LOAD, {"path": self._path})
 
     def result(self, pool: Any, future: Any) -> Any:
         """The result of a future without an error, or a `Failed`."""

@@ -58,7 +58,7 @@ def minimize(
     model, and for a loss on minibatches.
 
     A run is a table of evaluations. What the table knows is not evaluated again, so the
-    same call with the same `journal` continues a run that was killed, that met an
+    same call with the same `journal` continues a run that was killed, that ended in an
     outage, or that had another budget. The result is the same as the result of a run
     with the last budget alone.
 
@@ -105,7 +105,8 @@ def minimize(
       journal: The path of a file to which each evaluation is added when its value
         arrives; the same call continues from it. Failures after its last finite value
         are evaluated again, once. One known point is evaluated again, and another value
-        is a warning. `pandas.read_json(path, lines=True)` reads the file.
+        is a warning. `pandas.read_json(path, lines=True,
+        precise_float=True)` reads the file, whose first line describes the run.
       on_failure: The treatment of points at which `fun` raises an error, or returns
         anything but a finite number. "drop": the method goes around them. "raise": the
         run ends.

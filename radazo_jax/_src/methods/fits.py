@@ -4,13 +4,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from radazo_jax._src import checks
+from radazo_jax._src import checks, shown
 
 # Variance of an unknown Jacobian.
 _UNKNOWN = 1e6
 
 # A singular value of the Jacobian counts if it exceeds this share of the largest one.
-_RANK = 1e-8
+# Less is an error of the estimate.
+_RANK = 1e-6
 
 
 def _soft_l1(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -140,6 +141,15 @@ class Fit(NamedTuple):
     weights: np.ndarray
     value: float
     free: np.ndarray
+
+    def __repr__(self) -> str:
+        return shown.on_a_line(
+            self,
+            value=shown.number(self.value),
+            degrees_of_freedom=str(self.degrees_of_freedom),
+            rank=str(self.rank),
+            jacobian=shown.tree(self.jacobian),
+        )
 
     @property
     def degrees_of_freedom(self) -> int:

@@ -33,6 +33,9 @@ _SHRINK, _SHRINK_IF_STALE, _STALE, _REACH, _LEAST = 0.25, 0.6, 0.5, 3.0, 1e-9
 # exceeds the expected change by this factor, and this share of the first residuals.
 _PROBES, _AGAIN, _SURPRISE, _SEEN = (1e-8, 1e-6), 1e-2, 100.0, 3e-8
 
+# A parameter changes nothing if its effect is below this share of the largest effect.
+_NEGLIGIBLE = 1e-5
+
 # At a minimum, the Jacobian is known for steps of these lengths. An axis is flat if a
 # move by its size changes the residuals by less than this share of them.
 _CLOSE, _CLOSEST, _FLAT = 1e-4, 1e-6, 1e-6
@@ -108,7 +111,9 @@ class Search:
         _, residuals, value = self.best
         free, weights = self.frame.free, self.loss.weighted(residuals)[0]
         jacobian = np.zeros((len(residuals), len(free)))
-        jacobian[:, free] = self.model.jacobian / self.frame.units
+        effects = np.linalg.norm(self.model.jacobian, axis=0)
+        known = effects > _NEGLIGIBLE * np.max(effects, initial=0)
+        jacobian[:, free] = np.where(known, self.model.jacobian, 0) / self.frame.units
         return Fit(residuals, jacobian, weights, value, free)
 
     def value(self) -> float:

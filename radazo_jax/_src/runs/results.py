@@ -110,12 +110,14 @@ class Result(NamedTuple):
     unused: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
+        failed = int(np.nansum(self.history.failed))
         fields = {
             "params": shown.params(self.params),
             "best": repr(self.best),
             "values": shown.series(self.values),
             "num_evaluations": str(self.num_evaluations),
             "history": repr(self.history),
+            **({"failed": str(failed)} if failed else {}),
             "stopped": self.stopped,
         }
         if self.state is not None:

@@ -67,7 +67,8 @@ def train(
     one program. Nothing needs to be named: by default, R-AdaZO takes the steps, at a
     learning rate and a smoothing that are measured before the first step. Use it for
     networks and language models, on minibatches, and for any number of parameters. For
-    a function of up to 10,000 numbers, `minimize` needs fewer evaluations.
+    a function of up to 10,000 numbers that is no network, `minimize` needs fewer
+    evaluations.
 
     Steps on a loss that JAX traces run on the device in chunks. A chunk is one compiled
     loop whose length is an argument, so any number of steps compiles once. Python
