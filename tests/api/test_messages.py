@@ -478,7 +478,7 @@ def make():
 def fun(x):
     return float(np.sum(x**2))
 
-zo.minimize(fun, np.ones(3), executor={}, max_evaluations=2, progress=False)
+zo.minimize(fun, np.ones(3), executor={}, max_evaluations=20, progress=False)
 """
 
 

@@ -313,7 +313,7 @@ def test_bad_losses(output, error, message):
     [
         ({}, ValueError, "params must hold at least one array; got the empty tree"),
         (None, ValueError, "empty tree None"),
-        ({"a": jnp.zeros((0, 3))}, ValueError, "at least one number; got empty arrays"),
+        ({"a": jnp.zeros((0, 3))}, ValueError, "at least one number; got empty {a"),
         ({"n": {"i": jnp.arange(3)}}, TypeError, r"int32 at params\['n'\]\['i'\]"),
         ([jnp.ones(2), jnp.array([True])], TypeError, r"bool at params\[1\]"),
         ({"c": jnp.ones(2, jnp.complex64)}, TypeError, r"complex64 at params\['c'\]"),

@@ -245,7 +245,7 @@ def test_a_smoothing_that_was_measured_is_not_warned_of(recwarn):
     def loss(params, _):
         return jnp.mean(params.astype(jnp.float32) ** 2)
 
-    options = {"sample": lambda key: 0.0, "num_steps": 3, "progress": False}
+    options = {"sample": jax.random.uniform, "num_steps": 3, "progress": False}
     zo.train(loss, jnp.full(64, 1.5, jnp.bfloat16), **options)
     assert not recwarn.list
 

@@ -76,7 +76,7 @@ class Pool:
         # So many points are submitted together: with `workers`, all of them run.
         self._most = math.inf if workers is None else workers
         self._hanging: set[Any] = set()
-        self._works = False
+        self._works, self._broken = False, 0
         if workers is not None:
             self._make = _loky(workers)
             self._sender.store("cloudpickle", "Use threads:")
@@ -102,7 +102,7 @@ class Pool:
         Raises:
           RuntimeError: If the executor is broken and cannot be made again.
         """
-        groups, broken, stops = [list(range(len(points)))], 0, False
+        groups, stops = [list(range(len(points)))], False
         while groups and not stops:
             group = groups.pop()
             begun = time.perf_counter()
@@ -129,9 +129,9 @@ class Pool:
             self._works = self._works or ended
             if any(isinstance(result, _Lost | _Refused) for result in found):
                 progressed = ended or (self._works and lost)
-                broken = 0 if progressed else broken + 1
+                self._broken = 0 if progressed else self._broken + 1
                 problem = found[group.index((lost + unasked)[0])].problem
-                self._check_broken(problem, broken)
+                self._check_broken(problem)
                 self._end(hangs=False)
             groups += [unasked] if unasked else []
             # What breaks an executor alone has failed.
@@ -169,7 +169,7 @@ class Pool:
         self._pool = None
         self._hanging.clear()
 
-    def _check_broken(self, problem: str, broken: int) -> None:
+    def _check_broken(self, problem: str) -> None:
         """Raises if an executor that is broken cannot, or must not, be made again."""
         if self._make is None:
             raise RuntimeError(
@@ -177,13 +177,13 @@ class Pool:
                 "function that makes an executor, and it is made again."
                 + ("" if self._works else f" {_GUARD}")
             )
-        if broken == _MOST_BROKEN:
+        if self._broken == _MOST_BROKEN:
             name, advice = "executor", _GUARD
             if self._workers is not None:
                 name, advice = "workers", "Call fun in this process to see why."
             raise RuntimeError(
-                f"{name} broke {broken} times before fun returned once ({problem}). "
-                + advice
+                f"{name} broke {self._broken} times before fun returned once "
+                f"({problem}). {advice}"
             )
 
     def _submitted(
