@@ -153,9 +153,11 @@ def untuned(
 
     The second point is a short move of all parameters away. If its value differs much,
     the lower point is evaluated again, which shows noise; if it does not differ, a
-    longer move shows steps. Otherwise `quadratic` follows up to 6 parameters, as long
-    as its models lower the value; its last model starts the slopes. The next values
-    are a short difference along each parameter. They decide between
+    longer move shows steps. Unless there are steps, `quadratic` follows up to 6
+    parameters, or 20 under noise, if its first changes differ by less than 10³, and as
+    long as its models lower the value; its last model starts the slopes. Noise, steps
+    and more than 100 parameters are known then. Otherwise a short difference along each
+    parameter decides. The cases are
 
     - *noise*, if two values of a point differ by more than 10⁻⁶ of them: `evolution`,
       which has an estimate of the minimum besides its points;
@@ -164,10 +166,11 @@ def untuned(
     - *jitter* of up to 20 parameters, if changes do not add up to the change along all
       of them: the noise is measured, and `quadratic` follows;
     - *steps*, if all changes are 0 or jumps: differences that cross the steps as long
-      as these lead down. If they rise at both sides then, as along a parabola, a
-      minimum of printed values was found; otherwise `evolution` follows;
+      as these lead down. If moves of each parameter then raise the value at both sides,
+      as along a parabola, a minimum of printed values was found; otherwise `evolution`
+      follows;
     - *sizes*, if slopes differ by more than 10⁴, or changes are hidden by rounding, and
-      models have not led to lower values: for each parameter a move is sought that
+      models were not used, or were given up: for each parameter a move is sought that
       changes the value by about a hundredth;
     - *slopes* otherwise: `slopes`, or `many` if there are more than 100 parameters.
 
@@ -176,17 +179,18 @@ def untuned(
     moves changed nothing is moved up and down, by up to ten of its sizes, before it is
     called unimportant, and stays at θ₀. If slopes lead nowhere or to a jump, or if
     their steps must be cut short, long moves along one parameter after another follow,
-    and then `evolution`: a narrow one if slopes lead nowhere, and a wider one at a jump
-    or if parameters change the value by steps.
+    and then `evolution`: its step size is 0.03 if slopes lead nowhere, 0.1 at a jump or
+    if parameters change the value by steps, and 0.3 otherwise.
 
     If restarts are left, long moves begin at θ₀ once more after the first slopes, which
-    may have missed a lower minimum. They always do if the slopes went so far that the
-    value changes no more.
+    may have missed a lower minimum. They do without restarts, too, if the slopes went
+    far, and found no minimum there.
 
     After a minimum the run ends, or `evolution` starts again around the best point,
     with twice as many points each time up to a limit, and any lower value leads back to
     slopes. At a saddle or on a plateau, a few of its steps look around even if there is
-    no restart.
+    no restart. A run whose last stage is `evolution` ends as that does: its values are
+    equal, or no longer fall.
 
     With a `step` of the run, quadratic models over the grid come first, and a move of
     each parameter to its neighbors. They end if no neighbor is better; a neighbor of a
@@ -282,6 +286,7 @@ def _run(method: Untuned, start: Start, value: float, near: float) -> Steps:
     best, before, descends, reason = plan.end, plan.begun, plan.smooth, plan.end.reason
     origin = End(start.params, value, "") if np.isfinite(value) else None
     while True:
+        # A strategy ends at a value below the limit, or after so many steps.
         limit, most = -math.inf, None
         units = method.sizes(start, best.params)
         if descends:
@@ -299,7 +304,7 @@ def _run(method: Untuned, start: Start, value: float, near: float) -> Steps:
                 if moved or not descends:
                     return best
                 most = _GLANCES
-            left -= moved
+            left -= moved  # To look around at a saddle is no restart.
         elif descends:
             units = units if plan.sizes is None else plan.sizes
             if best.reason == Reason.CELLS and plan.cells is not None:
@@ -328,6 +333,7 @@ def _run(method: Untuned, start: Start, value: float, near: float) -> Steps:
         if left < 0:
             return best._replace(reason=found.reason)
         descends, sigma, reason = False, _WIDE, found.reason
+        # The next stage follows for the reason of this one.
         best = best._replace(reason="")
         population = evolution.doubled(population, d)
 
