@@ -831,3 +831,12 @@ def test_parameters_that_change_nothing_stay_and_are_listed():
     assert result.unused == ("params['a'][1]", "params['b']")
     for found in (result.params, result.best.params):
         assert (found["a"][1], found["b"]) == (5, 3)
+
+
+@pytest.mark.slow
+def test_a_second_result_that_cannot_be_pickled_is_named():
+    def fun(x):
+        return float(x @ x), threading.Lock()
+
+    with pytest.raises(zo.RunError, match="the second one must be picklable"):
+        zo.minimize(fun, np.ones(2), workers=1, progress=False)

@@ -416,6 +416,8 @@ def _raise_mistake(params: Any, replies: "list[Reply]") -> NoReturn:
         advice = " fun gets a list, as params is: pass np.array(params)."
     elif "numpy.ndarray' object has no attribute 'at'" in problem:
         advice = " fun gets NumPy arrays: pass jax.jit(fun)."
+    elif "cannot pickle" in problem:
+        advice = " Results return from processes: the second one must be picklable."
     elif problem.startswith("an array of shape"):
         advice = (
             " Return one number: the sum of squares is np.sum(r**2). For residuals, "
