@@ -20,6 +20,8 @@ STEPS = np.arange(1000)
         (2 + STEPS / 100 + NOISE / 4, True),
         (2 - STEPS / 1000 + NOISE, False),
         (2 + NOISE, False),
+        (np.where(STEPS < 2, 2, 5 + NOISE / 4), True),
+        (np.where(STEPS < 2, 2, 2.5 + NOISE / 4), False),
         (np.full(1000, 2.0), False),
         (np.where(STEPS < 500, 5 - STEPS / 200, 2.5 + (STEPS - 500) / 1000), False),
         (np.where(STEPS < 900, 2 + STEPS / 100, np.nan), True),

@@ -10,6 +10,7 @@ from radazo_jax._src import checks
 _SHARE, _FEWEST = 10, 20
 _PARTS = 4
 _ERRORS = 4.0  # A rise of so many standard errors is none of noise.
+_TIMES = 1.5  # A loss that stays above so many times the first one has risen.
 
 
 class Rising:
@@ -17,7 +18,8 @@ class Rising:
 
     The latest tenth is cut into four parts. The loss rises if the mean of each part is
     above the one before, the last mean is above the first by more than noise explains,
-    and it is above the loss at the start of the run.
+    and it is above the loss at the start of the run. A loss that has jumped at once,
+    and stays far above the first one, has risen, too.
     """
 
     def __init__(self, num_steps: int | None, advice: Callable[[], str]):
@@ -30,7 +32,7 @@ class Rising:
         self._size = (num_steps or 0) // _SHARE // _PARTS
         self._advice = advice
         self._values = np.zeros(0)
-        self._start = np.nan
+        self._start = self._first = np.nan
         self._is_over = self._size * _PARTS < _FEWEST
 
     def see(self, values: np.ndarray) -> None:
@@ -38,6 +40,8 @@ class Rising:
         if self._is_over:
             return
         self._values = np.concatenate([self._values, np.asarray(values, np.float64)])
+        if not np.isfinite(self._first):
+            self._first = self._values[0]
         if not np.isfinite(self._start) and len(self._values) >= self._size:
             self._start = self._values[: self._size].mean()
         latest = self._values[-self._size * _PARTS :]
@@ -47,11 +51,15 @@ class Rising:
         parts = latest.reshape(_PARTS, -1)
         means, error = parts.mean(1), np.sqrt(2 * parts.var(1, ddof=1).mean())
         rises = bool(np.all(np.diff(means) > 0)) and means[-1] > self._start
-        if rises and means[-1] - means[0] > _ERRORS * error / np.sqrt(self._size):
+        rises &= means[-1] - means[0] > _ERRORS * error / np.sqrt(self._size)
+        before, start = means[0], self._start
+        if 0 < _TIMES * self._first < latest.min():
+            rises, before, start = True, self._first, self._first
+        if rises:
             self._is_over = True
             checks.warn(
-                f"The loss has risen from {means[0]:.3g} to {means[-1]:.3g} in the "
-                f"latest {len(latest)} steps, above {self._start:.3g} at the start: "
+                f"The loss has risen from {before:.3g} to {means[-1]:.3g} in the "
+                f"latest {len(latest)} steps, above {start:.3g} at the start: "
                 "steps are too long, or differences do not tell the slope. "
                 + self._advice()
             )
