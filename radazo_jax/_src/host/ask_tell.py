@@ -64,8 +64,7 @@ class AskTell:
     @property
     def best(self) -> Best:
         """The best point so far, its value, and the number of its evaluation."""
-        number, point, value, info, count = self._tally.best
-        return Best(self._problem.vectors.one(point), value, number, info, count)
+        return self._tally.best.as_best(self._problem.vectors)
 
     @property
     def params(self) -> Any:
@@ -75,8 +74,7 @@ class AskTell:
     @property
     def ended(self) -> str:
         """The reason for which the method has ended, or an empty string."""
-        end = self._questions.end
-        return "" if end is None else end.reason
+        return self._questions.reason
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -91,8 +89,7 @@ class AskTell:
     @property
     def fit(self) -> Any:
         """The fit of a method of least squares; otherwise `None`."""
-        end = self._questions.end
-        return self._questions.asked.fit if end is None else end.fit
+        return self._questions.fit
 
     def ask(self) -> Any:
         """Returns the points of the step whose values are not known yet.

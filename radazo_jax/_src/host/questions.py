@@ -98,6 +98,16 @@ class Questions:
         self._send(values)
         return False
 
+    @property
+    def reason(self) -> str:
+        """The reason for which the method has ended, or an empty string."""
+        return "" if self.end is None else self.end.reason
+
+    @property
+    def fit(self) -> Any:
+        """The latest fit of a method of least squares; otherwise `None`."""
+        return self.asked.fit if self.end is None else self.end.fit
+
     def check(self) -> None:
         """Raises the error of the method, if there is one.
 

@@ -123,8 +123,7 @@ class MethodRun(Steps):
 
     @property
     def reason(self) -> str:
-        end = self._questions.end
-        return "" if end is None else end.reason
+        return self._questions.reason
 
     def ended(self) -> str:
         return ends.stopped(self.reason)
@@ -135,8 +134,7 @@ class MethodRun(Steps):
 
     @property
     def fit(self) -> Any:
-        end = self._questions.end
-        return self._questions.asked.fit if end is None else end.fit
+        return self._questions.fit
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -146,15 +144,14 @@ class MethodRun(Steps):
 
     def best_of(self) -> Best:
         """The best point, in arrays that nobody else has."""
-        number, point, value, info, count = self._confirmed or self._tally.best
-        return Best(self._vectors.one(point), value, number, info, count)
+        return (self._confirmed or self._tally.best).as_best(self._vectors)
 
     def params(self, stopped: str) -> Any:
         del stopped
         return self.so_far()
 
     def so_far(self) -> Any:
-        return self._vectors.one((self._confirmed or self._tally.best).point)
+        return self.best_of().params
 
     # Steps.
 

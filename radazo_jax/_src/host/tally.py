@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from radazo_jax._src.host.table import Row, name
+from radazo_jax._src.host.vectors import Vectors
+from radazo_jax._src.runs.results import Best
 from radazo_jax._src.steps.states import Failures
 
 # Two values of a point are equal up to so many roundings.
@@ -35,6 +37,11 @@ class Candidate(NamedTuple):
     value: float
     info: Any = None
     num_values: int = 1
+
+    def as_best(self, vectors: Vectors) -> Best:
+        """The point with its value, in arrays that nobody else has."""
+        number, point, value, info, count = self
+        return Best(vectors.one(point), value, number, info, count)
 
 
 class Tally:

@@ -1,12 +1,10 @@
 """`Vectors`: trees of parameters as the vectors of a method on the host."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -201,26 +199,3 @@ class Vectors:
             next_to[begin:end] = np.nextafter(part, dtype.type(sign * np.inf))
             begin = end
         return np.where(outside, next_to, rounded)
-
-
-def refuse_step(step: Any) -> None:
-    """Raises if a run has a step, and no method."""
-    if step is not None:
-        raise ValueError(
-            f"step must be None unless a method takes the steps; got {step!r}. Pass a "
-            "method, such as methods.untuned() or methods.evolution(), instead of an "
-            "optimizer and an estimator."
-        )
-
-
-def resolution_of(fun: Callable[..., Any] | None, params: optax.Params) -> float:
-    """Returns the relative spacing of the values of a function.
-
-    Args:
-      fun: A function that JAX traces; `None` for a Python function, in float64.
-      params: The parameters.
-    """
-    if fun is None:
-        return float(np.finfo(np.float64).eps)
-    output = jax.eval_shape(fun, params)
-    return float(jnp.finfo(output.dtype).eps)
