@@ -15,7 +15,6 @@ hide.
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +25,8 @@ import optax
 import radazo_jax as zo
 from board.minibatch_problems import PROBLEMS, Problem
 from common import options
-from common.record import array, collect, numbers
+from common.campaign import Campaign, campaign
+from common.record import array, numbers
 from common.tables import Table
 
 SEEDS = 3
@@ -362,16 +362,12 @@ def _shown(x: float) -> str:
     return f"{x:.2f}" if np.isfinite(x) else "∞"
 
 
-@options.command(__doc__)
+@campaign(__doc__)
 @options.some("--problems", of=PROBLEMS, text="Problems")
-@options.output
-@options.resume
-def main(problems: Sequence[str], output: Path | None, resume: bool) -> None:
+def main(problems: Sequence[str]) -> Campaign:
     chosen = [case for case in cases() if case.problem in problems]
     rows = [(case._asdict(), functools.partial(measured, case)) for case in chosen]
-    made = collect(output, resume, rows, lambda rows: rows)
-    for table in tables({"rows": made}):
-        print(table.caption, table.format(), sep="\n\n", end="\n\n")
+    return Campaign(rows, tables=tables)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,8 @@ import optax
 
 import radazo_jax as zo
 from common import options
-from common.record import array, collect, numbers
+from common.campaign import Campaign, campaign
+from common.record import array, numbers
 from common.tables import Table
 
 SEEDS = 3
@@ -115,12 +115,6 @@ NETWORKS: dict[str, Forward] = {
 }
 
 
-class Case(NamedTuple):
-    """The settings of a row."""
-
-    network: str
-
-
 def start(seed: int) -> Any:
     """Weights and biases at the start."""
     keys = jax.random.split(jax.random.key(seed), 2)
@@ -161,9 +155,9 @@ def accuracy(network: str, params: Any, batch: Any) -> jax.Array:
     return jnp.mean(jnp.argmax(NETWORKS[network](params, batch[0]), -1) == batch[1])
 
 
-def measured(case: Case) -> dict[str, Any]:
+def measured(network: str) -> dict[str, Any]:
     """The row of a network."""
-    loss, run = loss_of(case.network), _program(case.network)
+    loss, run = loss_of(network), _program(network)
     held_out = tuple(z[_EXAMPLES + _VALIDATION :] for z in _digits())
     unit = math.sqrt(optax.tree.size(start(0)))
 
@@ -193,7 +187,7 @@ def measured(case: Case) -> dict[str, Any]:
         SEARCHED: [(s, *best) for s in range(SEEDS)],
     }
     made = {name: run(runs) for name, runs in ends.items()}
-    made[STRAIGHT] = _straight(case.network)
+    made[STRAIGHT] = _straight(network)
     return {
         "start": numbers([float(loss(start(s), held_out)) for s in range(SEEDS)]),
         "sizes": numbers([pair.smoothing / unit for pair in pairs]),
@@ -334,16 +328,11 @@ def tables(content: dict[str, Any]) -> list[Table]:
     ]
 
 
-@options.command(__doc__)
+@campaign(__doc__)
 @options.some("--networks", of=NETWORKS, text="Networks")
-@options.output
-@options.resume
-def main(networks: Sequence[str], output: Path | None, resume: bool) -> None:
-    chosen = [Case(name) for name in networks]
-    rows = [(case._asdict(), functools.partial(measured, case)) for case in chosen]
-    made = collect(output, resume, rows, lambda rows: rows)
-    for table in tables({"rows": made}):
-        print(table.caption, table.format(), sep="\n\n", end="\n\n")
+def main(networks: Sequence[str]) -> Campaign:
+    rows = [({"network": n}, functools.partial(measured, n)) for n in networks]
+    return Campaign(rows, tables=tables)
 
 
 if __name__ == "__main__":

@@ -166,9 +166,9 @@ def finish(
     content = record() | numbers(content)
     write(path.with_name(f"{path.name}.json"), content)
     for table in tables(content):
-        print(f"\n{table.caption}\n\n{table.format()}")
+        table.show()
     figures.save(plot(content), path.with_name(f"{path.name}.png"))
-    print(f"\nWrote {path}.json and {path}.png")
+    print(f"Wrote {path}.json and {path}.png")
 
 
 def mean_std(values: Any, digits: int = 3) -> str:
