@@ -276,7 +276,14 @@ def lost(row: dict[str, Any], reference: str = SEARCHED) -> dict[str, np.ndarray
     ends = {name: array(values) for name, values in row["ends"].items()}
     names = _RATES if reference == "best" else [reference]
     least = min(ends[name].mean() for name in names)
-    return {name: (end - least) / (row["start"] - least) for name, end in ends.items()}
+    gain = np.mean(row["start"]) - least
+    return {name: (end - least) / gain for name, end in ends.items()}
+
+
+def ratio(row: dict[str, Any], name: str) -> float:
+    """ln(end / best), of the mean losses of a method and of the searched rate."""
+    end, best = (array(row["ends"][method]).mean() for method in (name, SEARCHED))
+    return float(np.log(end / best)) if best > 0 else np.nan
 
 
 def kind(row: dict[str, Any]) -> str:
@@ -317,10 +324,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
             "The mean over three runs; *searched* is a multiple of the rule; "
             "ln(end / best) is of the rule",
             ["problem", "rows", SEARCHED, *_EACH, "ln(end / best)"],
-            [
-                (row["problem"], kind(row), _multiple(row), *_means(row), _ratio(row))
-                for row in rows
-            ],
+            [(row["problem"], kind(row), _multiple(row), *_means(row)) for row in rows],
         ),
     ]
 
@@ -349,21 +353,17 @@ def _multiple(row: dict[str, Any]) -> str:
 
 def _means(row: dict[str, Any]) -> list[str]:
     found = lost(row)
-    return [_shown(found[name].mean()) if name in found else "" for name in _EACH]
-
-
-def _ratio(row: dict[str, Any]) -> str:
-    """ln(end / best) of the rule; nothing for rewards, which are negative losses."""
-    end, best = (array(row["ends"][name]).mean() for name in (RULE, SEARCHED))
-    return _shown(float(np.log(end / best))) if best > 0 else ""
+    means = [found[name].mean() if name in found else np.nan for name in _EACH]
+    return [_shown(x) for x in (*means, ratio(row, RULE))]
 
 
 def _shown(x: float) -> str:
-    return f"{x:.2f}" if np.isfinite(x) else "∞"
+    """A cell; it is empty without a value, as of the ratio of rewards."""
+    return "" if np.isnan(x) else f"{x:.2f}" if np.isfinite(x) else "∞"
 
 
 @campaign(__doc__)
-@options.some("--problems", of=PROBLEMS, text="Problems")
+@options.listed("--problems", of=PROBLEMS, text="Problems")
 def main(problems: Sequence[str]) -> Campaign:
     chosen = [case for case in cases() if case.problem in problems]
     rows = [(case._asdict(), functools.partial(measured, case)) for case in chosen]

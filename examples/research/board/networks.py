@@ -24,6 +24,8 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
+from board.minibatch_problems import cross_entropy
+from board.minibatches import SEARCHED, lost, ratio
 from common import options
 from common.campaign import Campaign, campaign
 from common.record import array, numbers
@@ -34,8 +36,7 @@ STEPS, DIRECTIONS, BATCH = 1000, 10, 128
 # By how much each parameter is moved, and multiples of the measured rate.
 SIZES = tuple(2.0**i for i in (-11, -9, -7, -6, -5, -4))
 MULTIPLES = (0.5, 1.0, 2.0, 4.0)
-MEASURED, DEFAULT, SEARCHED = "measured", "default μ", "searched"
-STRAIGHT = "straight through"
+MEASURED, DEFAULT, STRAIGHT = "measured", "default μ", "straight through"
 
 _SEARCH_SEED = 100
 _EXAMPLES, _VALIDATION = 1100, 250  # Of 1,797; the rest is held out.
@@ -141,13 +142,7 @@ def sample(key: jax.Array) -> Any:
 
 
 def loss_of(network: str) -> Callable[[Any, Any], jax.Array]:
-    def loss(params: Any, batch: Any) -> jax.Array:
-        logits = NETWORKS[network](params, batch[0])
-        return jnp.mean(
-            optax.softmax_cross_entropy_with_integer_labels(logits, batch[1])
-        )
-
-    return loss
+    return cross_entropy(NETWORKS[network])
 
 
 def accuracy(network: str, params: Any, batch: Any) -> jax.Array:
@@ -267,19 +262,6 @@ def _judged(network: str, params: Any) -> jax.Array:
     return jnp.stack([loss(params, judges), loss(params, held_out), right])
 
 
-def lost(row: dict[str, Any], name: str) -> float:
-    """The mean loss of a method, as a share of what the searched pair wins."""
-    ends = {name: array(values).mean() for name, values in row["ends"].items()}
-    best = ends[SEARCHED]
-    return float((ends[name] - best) / (np.mean(row["start"]) - best))
-
-
-def ratio(row: dict[str, Any], name: str) -> float:
-    """ln(end / best), of the mean losses of a method and of the searched pair."""
-    ends = {name: array(values).mean() for name, values in row["ends"].items()}
-    return float(np.log(ends[name] / ends[SEARCHED]))
-
-
 def tables(content: dict[str, Any]) -> list[Table]:
     """The networks: loss by method, and what was lost; settings and the probe."""
     rows = content["rows"]
@@ -302,7 +284,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
                 (
                     row["network"],
                     *ends(row, names),
-                    f"{lost(row, MEASURED):.2f}",
+                    f"{lost(row)[MEASURED].mean():.2f}",
                     f"{ratio(row, MEASURED):.2f}",
                 )
                 for row in rows
@@ -329,7 +311,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
 
 
 @campaign(__doc__)
-@options.some("--networks", of=NETWORKS, text="Networks")
+@options.listed("--networks", of=NETWORKS, text="Networks")
 def main(networks: Sequence[str]) -> Campaign:
     rows = [({"network": n}, functools.partial(measured, n)) for n in networks]
     return Campaign(rows, tables=tables)

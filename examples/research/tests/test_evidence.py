@@ -16,7 +16,6 @@ from paper import (
     common,
     moments,
     synthetic,
-    theory,
     tuned,
 )
 
@@ -120,7 +119,7 @@ def test_at_equal_rates_the_floor_of_radazo_is_higher():
         array(gaps[m])[:, last].mean(axis=1)
         for m in ("R-AdaZO", "ZO-AdaMM", common.STRETCHED)
     )
-    predicted = theory.step_ratio(0.9) ** 2
+    predicted = common.step_ratio(0.9) ** 2
     np.testing.assert_allclose(ours / other, predicted, rtol=0.2)
     np.testing.assert_allclose(ours / stretched, 1, atol=0.1)
 
@@ -236,7 +235,7 @@ def test_best_rates_differ_by_the_predicted_factor(rivals):
     """They agree within a factor of 2, a step of the grid, and mostly exactly."""
     for (_, _, b1), (ours, other) in rivals.items():
         ratio = other.rate / ours.rate
-        predicted = theory.step_ratio(b1)
+        predicted = common.step_ratio(b1)
         assert 1 / 2.1 < ratio / predicted < 2.1
 
 
