@@ -20,30 +20,28 @@ NOT_COMPLEX = (*REAL, "bool")
 INTEGRAL = (*INTS, "bool")
 SINGLE = ("float32", "float64")
 
+# Functions of `lax` by the types that they take.
+_UNARY = {
+    INEXACT: (
+        "acos acosh asin asinh atan atanh cos cosh exp exp2 expm1 log log1p logistic "
+        "rsqrt sin sinh sqrt tan tanh"
+    ),
+    FLOATS: (
+        "bessel_i0e bessel_i1e cbrt ceil digamma erf erf_inv erfc floor is_finite "
+        "lgamma round"
+    ),
+    (*FLOATS, *SIGNED, *COMPLEX): "abs",
+    NUMBERS: "neg sign square",
+    COMPLEX: "conj real imag",
+}
+_BINARY = {
+    NUMBERS: "add sub mul div",
+    REAL: "rem nextafter",
+    NOT_COMPLEX: "max min",
+    ALL: "eq ne",
+}
 # Primitive: what makes it, for which types.
-UNARY = {
-    **{
-        name: (f"lax.{name}", INEXACT)
-        for name in (
-            *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp"),
-            *("exp2", "expm1", "log", "log1p", "logistic", "rsqrt", "sin", "sinh"),
-            *("sqrt", "tan", "tanh"),
-        )
-    },
-    **{
-        name: (f"lax.{name}", FLOATS)
-        for name in (
-            *("bessel_i0e", "bessel_i1e", "cbrt", "ceil", "digamma", "erf", "erf_inv"),
-            *("erfc", "floor", "is_finite", "lgamma", "round"),
-        )
-    },
-    "abs": ("lax.abs", (*FLOATS, *SIGNED, *COMPLEX)),
-    "neg": ("lax.neg", NUMBERS),
-    "sign": ("lax.sign", NUMBERS),
-    "square": ("lax.square", NUMBERS),
-    "conj": ("lax.conj", COMPLEX),
-    "real": ("lax.real", COMPLEX),
-    "imag": ("lax.imag", COMPLEX),
+UNARY = {f: (f"lax.{f}", of) for of, names in _UNARY.items() for f in names.split()} | {
     "not": ("lax.bitwise_not", INTEGRAL),
     "clz": ("lax.clz", INTS),
     "population_count": ("lax.population_count", INTS),
@@ -51,29 +49,24 @@ UNARY = {
     "add_any": ("jax.grad(lambda x: lax.mul(x, x).sum())", SINGLE),
     "stop_gradient": ("jax._src.ad_util.stop_gradient_p.bind", INEXACT),
 }
-
-BINARY = {
-    **{f: (f"lax.{f}", NUMBERS) for f in ("add", "sub", "mul", "div")},
-    **{f: (f"lax.{f}", REAL) for f in ("rem", "nextafter")},
-    **{f: (f"lax.{f}", NOT_COMPLEX) for f in ("max", "min")},
-    **{f: (f"lax.{f}", ALL) for f in ("eq", "ne")},
-    **{f: (f"lax.{f}", NOT_COMPLEX) for f in ("ge", "gt", "le", "lt")},
-    **{f: (f"lax.bitwise_{f}", INTEGRAL) for f in ("and", "or", "xor")},
-    **{
-        f: (f"lax.{f}", INTS)
-        for f in ("shift_left", "shift_right_arithmetic", "shift_right_logical")
-    },
-    **{f: (f"lax.{f}", SINGLE) for f in ("igamma", "igammac", "zeta", "polygamma")},
+BINARY = {f: (f"lax.{f}", of) for of, names in _BINARY.items() for f in names.split()}
+BINARY |= {f: (f"lax.{f}", NOT_COMPLEX) for f in ("ge", "gt", "le", "lt")}
+BINARY |= {f: (f"lax.bitwise_{f}", INTEGRAL) for f in ("and", "or", "xor")}
+BINARY |= {
+    f"shift_{f}": (f"lax.shift_{f}", INTS)
+    for f in ("left", "right_arithmetic", "right_logical")
+}
+BINARY |= {f: (f"lax.{f}", SINGLE) for f in ("igamma", "igammac", "zeta", "polygamma")}
+BINARY |= {
     "igamma_grad_a": ("lax.igamma_grad_a", SINGLE),
     "pow": ("lax.pow", INEXACT),
     "atan2": ("lax.atan2", INEXACT),
     "nextafter": ("lax.nextafter", FLOATS),
     "mulhi": ("lax.mulhi", INTS),
     "complex": ("lax.complex", SINGLE),
-    **{
-        f"{f}_to": (f"jax._src.lax.lax.{f}_to_p.bind", FLOATS)
-        for f in ("eq", "le", "lt")
-    },
+}
+BINARY |= {
+    f"{f}_to": (f"jax._src.lax.lax.{f}_to_p.bind", FLOATS) for f in ("eq", "le", "lt")
 }
 
 
