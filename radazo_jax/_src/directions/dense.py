@@ -36,7 +36,7 @@ class Normals(Distribution):
         return _PAIRS
 
 
-def _choose(size: int, stored: bool) -> Callable[..., Any]:
+def _choose_pairs(size: int, stored: bool) -> Callable[..., Any]:
     # Elsewhere than on a single CPU, what is drawn together would be copied into the
     # shape of the leaf, or sent to other devices.
     fits = stored and _FEWEST <= size <= _MOST
@@ -64,7 +64,7 @@ def _unpack(pairs: jax.Array, start: Any, shape: tuple[int, ...]) -> DenseElemen
 
 
 # Both numbers of a pair lie in the same group of neighbors.
-_PAIRS = Packing(PAIR, 2, _draw, _unpack, _choose)
+_PAIRS = Packing(PAIR, 2, _draw, _unpack, _choose_pairs)
 
 
 class Gaussian(Distribution):

@@ -23,7 +23,7 @@ from radazo_jax._src.numbers.counter import Counter, Positions
 _BITS = (0xAAAAAAAA, 0xCCCCCCCC, 0xF0F0F0F0, 0xFF00FF00, 0xFFFF0000)
 
 # How often the number of a row is mixed.
-_ROUNDS = 4
+_TERMS = 4
 
 
 class _Signed(Distribution):
@@ -34,7 +34,7 @@ class _Signed(Distribution):
             magnitude = self._magnitude(dimension)
             return PackedSigns(_from_bit(words, start), shape, magnitude)
 
-        return Packing(1, 1, self._word, unpack, _choose)
+        return Packing(1, 1, self._word, unpack, _choose_units)
 
     @abc.abstractmethod
     def _word(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
@@ -52,7 +52,7 @@ class _Signed(Distribution):
         return sign(bit, self._magnitude(at.dimension))
 
 
-def _choose(size: int, stored: bool) -> Callable[..., Any]:
+def _choose_units(size: int, stored: bool) -> Callable[..., Any]:
     # A CPU that does not store words would compute one for each of its elements, and a
     # TPU would copy what is made of words into another order.
     del size
@@ -118,13 +118,13 @@ def _num_bits(dimension: int) -> int:
 def _row(key: jax.Array, number: jax.Array, num_bits: int) -> Counter:
     """Which row the direction of this number is, by a random bijection."""
     # The words of signs are drawn at positions below 2^59.
-    here = jnp.full((2 * _ROUNDS,), 0xFFFFFFFF, jnp.uint32)
-    drawn = generator.bits(key, Counter(here, jnp.arange(2 * _ROUNDS, dtype="uint32")))
+    here = jnp.full((2 * _TERMS,), 0xFFFFFFFF, jnp.uint32)
+    drawn = generator.bits(key, Counter(here, jnp.arange(2 * _TERMS, dtype="uint32")))
     low_bits = min(num_bits, 32)
     mask = np.uint32(2**low_bits - 1)
     row = number & mask
     # Each of the two mixes is a bijection: a product with an odd number, and a shift.
-    for factor, term in drawn.reshape(_ROUNDS, 2):
+    for factor, term in drawn.reshape(_TERMS, 2):
         row = (row * (factor | np.uint32(1)) + term) & mask
         row = row ^ (row >> np.uint32(max(1, low_bits - low_bits // 2)))
     high = jnp.zeros_like(row)
