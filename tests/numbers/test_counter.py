@@ -7,7 +7,8 @@ import pytest
 import scipy.stats
 from jax.extend import random
 
-from radazo_jax._src.numbers import counter, generator, keys
+from radazo_jax._src.base import keys
+from radazo_jax._src.directions import generator
 from tests.helpers.tables import slow
 
 ONES = 2**32 - 1
@@ -22,7 +23,7 @@ def as_int(counts):
 
 
 def drawn(key, shape):
-    at = counter.positions(shape)
+    at = generator.positions(shape)
     return tuple(
         f(key, at) for f in (generator.bits, generator.uniform, generator.normal)
     )
@@ -67,7 +68,7 @@ def test_fold_in_is_that_of_jax_random():
 )
 def test_words_are_those_of_random123(rounds, key, at, expected):
     key = jax.random.wrap_key_data(jnp.array(key, jnp.uint32))
-    found = generator.words(key, counter.Counter(*map(jnp.uint32, at)), rounds)
+    found = generator.words(key, generator.Counter(*map(jnp.uint32, at)), rounds)
     assert tuple(map(int, found)) == expected
 
 
@@ -82,12 +83,12 @@ def of_pairs(words):
 
 
 def test_fast_normals_are_the_box_muller_transform_of_words_that_two_share():
-    key, at = jax.random.key(2), counter.positions((100_000,))
+    key, at = jax.random.key(2), generator.positions((100_000,))
     found = jax.jit(generator.fast_normal)(key, at)
     assert found.dtype == jnp.float32
     pair = (at.lo >> 4) % 2 == 0  # The first 16 of every 32.
     first, second = (np.asarray(found)[p] for p in (pair, ~pair))
-    firsts = counter.Counter(at.hi[pair], at.lo[pair])
+    firsts = generator.Counter(at.hi[pair], at.lo[pair])
     v, *expected = of_pairs(generator.words(key, firsts, 13))
     # If v is near 1, its rounding to float32 decides.
     near = v > 1 - 1e-3
@@ -100,7 +101,7 @@ def test_fast_normals_are_the_box_muller_transform_of_words_that_two_share():
 
 
 def test_fast_normals_are_standard_normal():
-    at = counter.positions((1_000_000,))
+    at = generator.positions((1_000_000,))
     z = np.asarray(generator.fast_normal(jax.random.key(11), at), np.float64)
     assert scipy.stats.kstest(z, "norm").pvalue > 1e-3
     # Four standard errors of each moment.
@@ -143,7 +144,7 @@ def test_any_block_of_a_leaf(shape, starts, sizes):
 
     @jax.jit
     def draw(starts):
-        at = counter.positions(shape, counter.block(sizes, starts))
+        at = generator.positions(shape, generator.block(sizes, starts))
         return generator.normal(key, at)
 
     np.testing.assert_array_equal(draw(starts), whole[block])
@@ -155,7 +156,7 @@ def test_any_block_of_a_leaf(shape, starts, sizes):
 def test_gathered_rows():
     key, rows = jax.random.key(3), jnp.array([4, 0, 4, 2], jnp.uint32)
     columns = jnp.arange(7, dtype=jnp.uint32)
-    at = counter.positions((5, 7), [rows[:, None], columns[None, :]])
+    at = generator.positions((5, 7), [rows[:, None], columns[None, :]])
     whole = jax.random.normal(key, (5, 7))
     np.testing.assert_array_equal(generator.normal(key, at), whole[rows.astype(int)])
 
@@ -177,7 +178,7 @@ def test_positions_past_two_to_the_32(shape, offset):
     columns = rng.integers(0, min(shape[1], 2**32), 64)
     rows[:2], columns[:2] = (0, shape[0] - 1), (0, min(shape[1], 2**32) - 1)
     indices = [jnp.asarray(rows, jnp.uint32), jnp.asarray(columns, jnp.uint32)]
-    got = as_int(counter.positions(shape, indices, offset))
+    got = as_int(generator.positions(shape, indices, offset))
     expected = [
         offset + int(i) * shape[1] + int(j) for i, j in zip(rows, columns, strict=True)
     ]
@@ -186,7 +187,7 @@ def test_positions_past_two_to_the_32(shape, offset):
 
 def test_bits_past_two_to_the_32_are_those_of_jax_random():
     key, shape = jax.random.key(1), (2**20, 2**14)
-    at = counter.positions(shape, counter.block((1, 8), (2**19, 5)))
+    at = generator.positions(shape, generator.block((1, 8), (2**19, 5)))
     words = generator.words(key, at)
     position = 2**19 * 2**14 + 5
     for j in range(8):
@@ -199,16 +200,16 @@ def test_bits_past_two_to_the_32_are_those_of_jax_random():
 @pytest.mark.parametrize("bound", [1, 2, 7, 2**31, 2**32, 2**33 + 5, 2**40, 2**64 - 1])
 def test_below_is_the_long_product(bound):
     key = jax.random.key(5)
-    at = counter.positions((64,))
+    at = generator.positions((64,))
     hi, lo = generator.words(key, at)
-    random = as_int(counter.Counter(hi, lo))
+    random = as_int(generator.Counter(hi, lo))
     assert as_int(generator.below(key, at, bound)).tolist() == [
         (int(r) * bound) >> 64 for r in random
     ]
 
 
 def test_nothing_rolled_in_the_program():
-    draw = jax.jit(lambda key: generator.normal(key, counter.positions((1000,))))
+    draw = jax.jit(lambda key: generator.normal(key, generator.positions((1000,))))
     assert "while" not in draw.lower(jax.random.key(0)).as_text()
 
 

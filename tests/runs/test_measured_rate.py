@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.runs import rates
+from radazo_jax._src.train import rates
 from tests.helpers.compare import Hashed
 
 START = jnp.linspace(-1.0, 1.0, 24)
@@ -125,7 +125,7 @@ def test_a_journal_keeps_the_rate(whole, tmp_path):
 def test_the_rate_of_a_journal_is_not_measured_again(tmp_path, monkeypatch):
     path = tmp_path / "run.jsonl"
     first, estimator = run(journal=path), measured_estimator()
-    monkeypatch.setattr("radazo_jax._src.runs.learning_rate.measured", None)
+    monkeypatch.setattr("radazo_jax._src.measure.learning_rate.measured", None)
     again = run(journal=path)
     np.testing.assert_array_equal(again.params, first.params)
     with pytest.raises(ValueError, match="its learning_rate is"):

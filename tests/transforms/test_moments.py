@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from radazo_jax._src.transforms import moments
+from radazo_jax._src.optimizers import moments
 from tests.helpers.moments import (
     NAMES,
     PARAMS,

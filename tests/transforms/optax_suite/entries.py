@@ -3,14 +3,14 @@
 import functools
 import types
 
-from radazo_jax._src.transforms import moments, optimizers
+from radazo_jax._src.optimizers import aliases, moments
 
 OURS = types.SimpleNamespace(
-    radazo=optimizers.radazo,
-    zo_adamm=optimizers.zo_adamm,
-    zo_rmsprop=optimizers.zo_rmsprop,
-    zo_sgd=optimizers.zo_sgd,
-    zo_signsgd=optimizers.zo_signsgd,
+    radazo=aliases.radazo,
+    zo_adamm=aliases.zo_adamm,
+    zo_rmsprop=aliases.zo_rmsprop,
+    zo_sgd=aliases.zo_sgd,
+    zo_signsgd=aliases.zo_signsgd,
 )
 
 # Our optimizer -> the optimizer of Optax that the tests treat alike. They look for its
@@ -64,20 +64,20 @@ FLOAT64_MODULES = [
     ("scale_by_radazo_debiased", moments.scale_by_radazo, {"bias_correction": True}),
     ("scale_by_radazo_bf16", moments.scale_by_radazo, {"mu_dtype": "bfloat16"}),
     ("scale_by_zo_adamm", moments.scale_by_zo_adamm, {}),
-    ("radazo", optimizers.radazo, {"learning_rate": 0.1}),
-    ("zo_adamm", optimizers.zo_adamm, {"learning_rate": 0.1, "bias_correction": True}),
-    ("zo_rmsprop", optimizers.zo_rmsprop, {"learning_rate": 0.1}),
-    ("zo_sgd", optimizers.zo_sgd, {"learning_rate": 0.1}),
-    ("zo_sgd_momentum", optimizers.zo_sgd, {"learning_rate": 0.1, "momentum": 0.9}),
-    ("zo_signsgd", optimizers.zo_signsgd, {"learning_rate": 0.1}),
+    ("radazo", aliases.radazo, {"learning_rate": 0.1}),
+    ("zo_adamm", aliases.zo_adamm, {"learning_rate": 0.1, "bias_correction": True}),
+    ("zo_rmsprop", aliases.zo_rmsprop, {"learning_rate": 0.1}),
+    ("zo_sgd", aliases.zo_sgd, {"learning_rate": 0.1}),
+    ("zo_sgd_momentum", aliases.zo_sgd, {"learning_rate": 0.1, "momentum": 0.9}),
+    ("zo_signsgd", aliases.zo_signsgd, {"learning_rate": 0.1}),
 ]
 
 SHARDING_OPTIMIZERS = {
     name: make(learning_rate=1.0)
     for name, make in {
         **vars(OURS),
-        "radazo_debiased": functools.partial(optimizers.radazo, bias_correction=True),
-        "zo_sgd_momentum": functools.partial(optimizers.zo_sgd, momentum=0.9),
+        "radazo_debiased": functools.partial(aliases.radazo, bias_correction=True),
+        "zo_sgd_momentum": functools.partial(aliases.zo_sgd, momentum=0.9),
     }.items()
 }
 
