@@ -54,7 +54,7 @@ def test_the_program_does_not_import_its_research():
     [
         ("import examples.common.cli", ["examples.common.cli"]),
         ("from examples.research import paper", ["examples.research.paper"]),
-        ("from radazo_jax._src import trees", ["radazo_jax._src.base.trees"]),
+        ("from radazo_jax._src import trees", ["radazo_jax._src.trees"]),
         ("from radazo_jax import runs", []),
     ],
 )

@@ -5,8 +5,8 @@ are expanded while the classes are created. So the module's source is parsed, th
 and the look-ups are replaced in the syntax tree, tests of particular Optax
 algorithms are dropped, and what remains is executed and run.
 
-    python -m tests.transforms.optax_suite alias
-    python -m tests.transforms.optax_suite alias --optimizers radazo --tests test_opt
+    python -m tests.optimizers.optax_suite alias
+    python -m tests.optimizers.optax_suite alias --optimizers radazo --tests test_opt
 
 The last line of the output counts the tests, as JSON. The exit status is 0 if none
 failed. One module a process: two of them need settings of JAX that cannot be undone.
@@ -23,8 +23,8 @@ if "sharding" in sys.argv:
     devices = "--xla_force_host_platform_device_count=8"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices}"
 
-from tests.transforms.optax_suite.editor import load
-from tests.transforms.optax_suite.entries import MODULES
+from tests.optimizers.optax_suite.editor import load
+from tests.optimizers.optax_suite.entries import MODULES
 
 
 def matching(suite, patterns):

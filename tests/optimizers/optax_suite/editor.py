@@ -6,7 +6,7 @@ import pathlib
 import sys
 import types
 
-from tests.transforms.optax_suite.entries import MODULES, OURS, TREATED_AS
+from tests.optimizers.optax_suite.entries import MODULES, OURS, TREATED_AS
 
 
 class PutOursInPlace(ast.NodeTransformer):

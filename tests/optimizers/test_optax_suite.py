@@ -22,7 +22,7 @@ def run(*arguments):
         "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     )
     finished = subprocess.run(
-        [sys.executable, "-m", "tests.transforms.optax_suite", *arguments],
+        [sys.executable, "-m", "tests.optimizers.optax_suite", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
