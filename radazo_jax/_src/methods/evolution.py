@@ -11,13 +11,13 @@ from radazo_jax._src.methods.contract import (
     Ask,
     Box,
     End,
+    Known,
     Method,
     Start,
     Steps,
     sizes,
 )
 from radazo_jax._src.methods.ends import Reason, guarded
-from radazo_jax._src.methods.known import Known
 from radazo_jax._src.methods.points import finite
 from radazo_jax._src.names import checks_names
 

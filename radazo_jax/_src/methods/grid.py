@@ -9,7 +9,6 @@ import numpy as np
 from radazo_jax._src.methods import contract, evolution, slopes
 from radazo_jax._src.methods.contract import Ask, Box, Part, Start, Steps, answered
 from radazo_jax._src.methods.ends import Reason
-from radazo_jax._src.methods.known import Known
 from radazo_jax._src.methods.points import Space
 from radazo_jax._src.methods.quadratic import in_ball
 
@@ -226,7 +225,7 @@ class Search:
       tried: Neighbors that were tried from the best point.
     """
 
-    def __init__(self, grid: Grid, known: Known):
+    def __init__(self, grid: Grid, known: contract.Known):
         self.grid, self.known, self.radius = grid, known, _FIRST
         n, half = len(grid.free), grid.step[grid.whole] / grid.units[grid.whole] / 2
         self.least = np.min(half, initial=np.inf)
@@ -291,7 +290,7 @@ class Search:
 
 
 def steps(
-    start: Start, known: Known, units: np.ndarray, patience: float = np.inf
+    start: Start, known: contract.Known, units: np.ndarray, patience: float = np.inf
 ) -> Steps:
     """Takes steps along models over the grid, until no neighbor is better.
 
@@ -386,7 +385,7 @@ def minimized(
       scale: As in `untuned`.
       restarts: Number of searches after the first minimum.
     """
-    d, known = len(start.params), Known(start.params, value)
+    d, known = len(start.params), contract.Known(start.params, value)
     population, models = evolution.default_population(d), not noisy and d <= _MOST
     patience = _PATIENCE * (d + 1) if restarts > 0 else np.inf
 
@@ -421,7 +420,9 @@ def minimized(
     return best
 
 
-def _explored(known: Known, inner: Steps, descent: Callable[[str], Steps]) -> Steps:
+def _explored(
+    known: contract.Known, inner: Steps, descent: Callable[[str], Steps]
+) -> Steps:
     """Takes the steps of a strategy; models follow a lower value."""
     before, lowest, since = known.best, known.best.value, 0
 
