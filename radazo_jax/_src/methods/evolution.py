@@ -457,7 +457,7 @@ def _reason(
 
 
 def _stagnates(c: Constants, state: State, history: list[tuple[float, float]]) -> bool:
-    """Whether the medians of the latest values are not below earlier ones."""
+    """Says whether the medians of the latest values are not below earlier ones."""
     count, d, size = len(history), len(state.mean), len(c.weights)
     span = max(c.stagnation // 10, count // 10)
     if count % 10 or count <= max(100, 2 * span, d * (5 + 100 / size)):

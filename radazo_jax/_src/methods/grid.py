@@ -94,7 +94,7 @@ class Grid(NamedTuple):
         return x[self.free][self.whole].tobytes()
 
 
-class Model(NamedTuple):
+class GridModel(NamedTuple):
     """A quadratic model gᵀs + sᵀHs/2 of the change of the value, |sᵢ| ≤ 1.
 
     Attributes:
@@ -213,7 +213,7 @@ def fitted(
     return found[m + 1 :], hessian + (points.T * found[:m]) @ points
 
 
-class Search:
+class GridDescent:
     """A descent along models.
 
     Attributes:
@@ -252,7 +252,7 @@ class Search:
         longer = abs(ahead - x)[i, free] >= abs(back - x)[i, free]
         return np.where(longer[:, None], ahead, back)
 
-    def model(self) -> Model:
+    def model(self) -> GridModel:
         """Returns the model about the best point, in units of the reach."""
         x, value = self.known.best.params, self.known.best.value
         n, reach = len(self.grid.free), self.reach
@@ -274,9 +274,9 @@ class Search:
             (bound - x)[self.grid.free] / reach for bound in self.grid.space.box
         )
         box = Box(np.maximum(lower, -1), np.minimum(upper, 1))
-        return Model(gradient, hessian, box, self.grid.step / reach)
+        return GridModel(gradient, hessian, box, self.grid.step / reach)
 
-    def neighbors(self, model: Model) -> np.ndarray:
+    def neighbors(self, model: GridModel) -> np.ndarray:
         """Returns neighbors that were not tried, the best first, shape [m, d]."""
         x, moves = self.known.best.params, model.moves(np.ones(len(model.step)))
         points = self.grid.point(x, moves * self.reach)
@@ -303,7 +303,7 @@ def steps(
     grid, value = Grid.of(start, units), known.best.value
     if not len(grid.free):
         return known.best._replace(reason=Reason.FIXED)
-    at, latest, lowest = Search(grid, known), len(known.values), value
+    at, latest, lowest = GridDescent(grid, known), len(known.values), value
     yield from known.at(at.first())
     while True:
         best = known.best
@@ -319,7 +319,7 @@ def steps(
             return known.best._replace(reason=Reason.NEIGHBORS)
 
 
-def _step(at: Search, value: float, resolution: float) -> Part[bool]:
+def _step(at: GridDescent, value: float, resolution: float) -> Part[bool]:
     """Takes a step along the model, or to a neighbor.
 
     Args:
@@ -355,7 +355,7 @@ def _step(at: Search, value: float, resolution: float) -> Part[bool]:
     return at.radius > at.least
 
 
-def _settled(at: Search, value: float, resolution: float) -> Part[bool]:
+def _settled(at: GridDescent, value: float, resolution: float) -> Part[bool]:
     """Moves the continuous parameters along slopes; says whether that helped."""
     best, grid = at.known.best, at.grid
     if np.all(grid.whole):

@@ -30,7 +30,7 @@ from radazo_jax._src.methods.contract import (
 )
 from radazo_jax._src.methods.ends import Reason, guarded
 from radazo_jax._src.methods.points import (
-    Differences,
+    AxisDifferences,
     Space,
     finite,
     forward,
@@ -98,7 +98,7 @@ class Plan(NamedTuple):
     begun: float
     resolution: float
     noise: float = 0.0
-    first: Differences | None = None
+    first: AxisDifferences | None = None
     hessian: np.ndarray | None = None
     sizes: np.ndarray | None = None
     cells: np.ndarray | None = None
@@ -404,11 +404,6 @@ def _first_values(
         known = {"resolution": start.resolution, "hessian": hessian} | known
         return Plan(End(x, value, kind), kind in _SMOOTH, space, begun, **known)
 
-    def models(reason: str, noise: float = 0.0) -> Part[quadratic.Known]:
-        start.report("quadratic()", reason)
-        units = contract.sizes(start, method.scale)
-        return quadratic.first(start, value, units, noise)
-
     def crossing() -> Part[Plan]:
         nonlocal x, value
         at = yield from _crossed(method, start, x, value, space)
@@ -421,7 +416,7 @@ def _first_values(
         value = np.inf
         return plan(Reason.FAILED)
     if len(x) <= (quadratic.FEW_IF_NOISY if noisy else quadratic.FEW) and not flat:
-        x, value, hessian = yield from models(Reason.FEW, changed)
+        x, value, hessian = yield from _models(method, start, value, changed)
     if noisy:
         return plan(Reason.NOISE, noise=changed)
     if len(x) > _MOST:
@@ -443,7 +438,7 @@ def _first_values(
     if slopes_show and quadratic.FEW < len(x) <= quadratic.FEW_IF_NOISY:
         found = yield from noise.jitter(x, value, first, space)
         if found is not None and found > start.resolution:
-            x, value, hessian = yield from models(Reason.JITTER)
+            x, value, hessian = yield from _models(method, start, value, None)
             return plan(Reason.JITTER, resolution=found)
     if np.all(first.dead | (first.steps == 0)):
         return (yield from crossing())
@@ -457,6 +452,15 @@ def _first_values(
     of_steps = not steep and noise.are_of_steps(first, value)
     kind = Reason.STEPS if of_steps else Reason.APART
     return plan(kind, first=first, sizes=sizes)
+
+
+def _models(
+    method: Untuned, start: Start, value: float, noise: float | None
+) -> Part[quadratic.ModelEnd]:
+    """Takes steps along models as long as they are worth it; `None` is jitter."""
+    start.report("quadratic()", Reason.JITTER if noise is None else Reason.FEW)
+    units = contract.sizes(start, method.scale)
+    return quadratic.first(start, value, units, noise or 0.0)
 
 
 def _returned(
