@@ -444,6 +444,10 @@ def _first_values(
         return (yield from crossing())
     # Near a minimum slopes differ by chance, and sizes that models used are right.
     steep = short is noise.Short.STEEP and hessian is None
+    if steep:
+        # Next to a minimum of about 0, a value is compared with those around.
+        longer = yield space.point(x + noise.PROBE * space.spans(x))[None]
+        begun = max(abs(begun), *abs(longer[np.isfinite(longer)]))
     if not steep and (hessian is not None or not noise.are_needed(first, value)):
         return plan(Reason.SMOOTH, first=first)
     sizes = yield from noise.sizes(x, value, first, space)
