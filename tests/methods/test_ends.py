@@ -6,8 +6,9 @@ from scipy.optimize import minimize, rosen
 
 import radazo_jax as zo
 from radazo_jax._src.methods import contract, policy
+from radazo_jax._src.methods.contract import Box
 from radazo_jax._src.methods.ends import Reason, decided, stopped
-from tests.helpers.driver import drive, started
+from tests.helpers.driver import completed, drive, started
 from tests.helpers.tables import slow
 
 UNTUNED = policy.untuned()
@@ -54,6 +55,7 @@ def test_one_function_decides():
     assert decided(1.0, True) == Reason.MINIMUM
     assert decided(1.0, False) == Reason.FLAT
     assert decided(np.inf, True) == Reason.FAILED
+    assert decided(1.0, True, Reason.EQUAL) == Reason.EQUAL
 
 
 METHODS = {
@@ -64,6 +66,21 @@ METHODS = {
     "many": (zo.methods.many(), 0.5),
     "evolution": (zo.methods.evolution(), 0.5),
 }
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("value", "reason"), [(7.0, Reason.FLAT), (np.nan, Reason.FAILED)]
+)
+def test_no_method_calls_a_constant_or_a_failure_a_minimum(name, value, reason):
+    end, _ = completed(METHODS[name][0](started(np.ones(2))), lambda x: value)
+    assert end.reason == reason
+
+
+def test_a_constant_over_a_grid_has_no_minimum():
+    box = Box(np.zeros(2), np.full(2, 9.0))
+    start = started(np.ones(2), box)._replace(step=np.ones(2), round=np.rint)
+    assert completed(UNTUNED(start), lambda x: 7.0)[0].reason == Reason.FLAT
 
 
 @pytest.mark.parametrize("d", [2, 8])

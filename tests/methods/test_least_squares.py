@@ -345,7 +345,7 @@ def test_a_plateau_is_left_by_long_steps():
     lengths = [abs(asked.points - [1.0, 5.5]).max() for asked in asks]
     assert max(lengths) > 1
     constant = fitted(lambda x: np.array([1.0, 2.0]), [1.0, 1.0])
-    assert constant[2].reason == Reason.MINIMUM and len(constant[1]) < 25
+    assert constant[2].reason == Reason.FLAT and len(constant[1]) < 25
 
 
 def test_a_plateau_is_left_on_the_way_back():

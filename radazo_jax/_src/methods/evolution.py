@@ -17,7 +17,7 @@ from radazo_jax._src.methods.contract import (
     Steps,
     sizes,
 )
-from radazo_jax._src.methods.ends import Reason, guarded
+from radazo_jax._src.methods.ends import Reason, decided, guarded
 from radazo_jax._src.methods.points import finite
 from radazo_jax._src.names import checks_names
 
@@ -428,8 +428,9 @@ def steps(
         state = state._replace(mean=space.limited(units * state.mean) / units)
         history.append((values[0], values[size // 2]))
         reason = _reason(c, state, sigma, history)
-        if reason:
-            return best._replace(reason=reason)
+        if reason is not None:
+            rises = any(median > best.value for _, median in history)
+            return best._replace(reason=decided(best.value, rises, reason))
 
 
 def _reason(

@@ -8,7 +8,7 @@ import numpy as np
 
 from radazo_jax._src.methods import contract, evolution, slopes
 from radazo_jax._src.methods.contract import Ask, Box, Part, Start, Steps, answered
-from radazo_jax._src.methods.ends import Reason
+from radazo_jax._src.methods.ends import Reason, decided
 from radazo_jax._src.methods.points import Space
 from radazo_jax._src.methods.quadratic import in_ball
 
@@ -316,7 +316,8 @@ def steps(
         if at.radius > at.least:
             at.radius = max(at.radius / 2, at.least)
         elif not (yield from _settled(at, value, start.resolution)):
-            return known.best._replace(reason=Reason.NEIGHBORS)
+            best, rises = known.best, max(known.values) > known.best.value
+            return best._replace(reason=decided(best.value, rises, Reason.NEIGHBORS))
 
 
 def _step(at: GridDescent, value: float, resolution: float) -> Part[bool]:

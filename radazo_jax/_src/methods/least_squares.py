@@ -8,7 +8,7 @@ import numpy as np
 from radazo_jax._src import checks, shown
 from radazo_jax._src.methods import contract
 from radazo_jax._src.methods.contract import Ask, Box, End, Method, Part, Start, Steps
-from radazo_jax._src.methods.ends import Reason
+from radazo_jax._src.methods.ends import Reason, decided
 from radazo_jax._src.methods.quadratic import Frame, in_box
 from radazo_jax._src.names import checks_names
 
@@ -451,7 +451,8 @@ class Search:
                     every = self.noise > 0 and self.limited
                     if not every:
                         if not (yield from self.escaped()):
-                            return Reason.MINIMUM
+                            changed = bool(np.any(self.model.jacobian))
+                            return decided(self.measured, changed)
                         length = _RADIUS
             else:
                 share = yield from self.tried(step, promised)

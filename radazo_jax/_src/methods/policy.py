@@ -28,7 +28,7 @@ from radazo_jax._src.methods.contract import (
     Steps,
     answered,
 )
-from radazo_jax._src.methods.ends import Reason, guarded
+from radazo_jax._src.methods.ends import Reason, decided, guarded
 from radazo_jax._src.methods.points import (
     AxisDifferences,
     Space,
@@ -492,12 +492,12 @@ def _crossed(
         looked = yield from far.look(x, value, everywhere, units, space)
         x, value = looked.x, looked.value
         if not np.any(looked.lengths):
-            return End(x, value, Reason.FLAT)
+            return End(x, value, decided(value, False))
     short = math.sqrt(start.resolution) * space.spans(x)
     near = (yield space.point(x + short)[None])[0]
     if near == value or np.array_equal(x, start.params):
         bowl = yield from far.is_bowl(x, value, units, space)
-        return End(x, value, Reason.MINIMUM if bowl else Reason.STEPS)
+        return End(x, value, decided(value, True) if bowl else Reason.STEPS)
     # The start was a saddle or on a plateau, and not between steps.
     return End(x, value, "")
 
