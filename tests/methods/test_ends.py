@@ -1,5 +1,7 @@
 """Ends of methods: a minimum is one, and what is none is not called so."""
 
+import zlib
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize, rosen
@@ -130,6 +132,18 @@ def test_a_run_from_its_own_minimum_is_short(name, d):
     again, reasons = reported(UNTUNED, fun, first.params)
     assert Reason.STEPS not in reasons and again.reason == Reason.MINIMUM
     assert again.count < 300
+
+
+@pytest.mark.parametrize("seed", [0, 11, 17, 18, 35])
+def test_failures_around_a_minimum_do_not_prolong_a_run(seed):
+    fun = bowl(2, seed)
+
+    def fails(x):
+        return zlib.crc32(x.tobytes(), seed) < 0.2 * 2**32
+
+    run = drive(UNTUNED, lambda x: np.nan if fails(x) else fun(x), np.full(2, 0.3))
+    assert fun(run.params) < 3 + 1e-10
+    assert run.reason == Reason.MINIMUM and run.count < 150
 
 
 @pytest.mark.parametrize(

@@ -95,12 +95,14 @@ def is_bowl(x: np.ndarray, value: float, units: np.ndarray, space: Space) -> Par
     for share in _BOWL:
         sides = yield from both_sides(x, value, share * units, space)
         moved, both = sides.steps != 0, sides.steps * sides.others < 0
-        rises = np.minimum(sides.first, sides.second)
+        first, second = finite(sides.first), finite(sides.second)
+        rises = np.minimum(first, second)  # A failure is a rise.
         if not np.all(rises[moved] >= 0):
             return False
-        mean = (sides.first + sides.second) / 2 / share**2
+        mean = (first + second) / 2 / share**2
         if before is not None and np.all(rises[moved] > 0):
             ratio = mean[moved & both] / before[moved & both]
+            ratio = ratio[np.isfinite(ratio)]
             if np.all((ratio > _ALIKE[0]) & (ratio < _ALIKE[1])):
                 return True
         before = mean

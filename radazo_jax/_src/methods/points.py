@@ -214,6 +214,17 @@ def central(
     """
     sides = yield from both_sides(x, value, lengths, space)
     h, first, k, second = sides[:4]
+    # Half of the move to the other side stands for a side that failed.
+    ahead = np.isfinite(first)
+    ends = space.point(x + np.where(ahead, h, k) / 2)
+    one = np.flatnonzero((ahead != np.isfinite(second)) & (ends != x))
+    if len(one):
+        half = np.full_like(x, np.nan)
+        half[one] = (yield along(x, one, ends[one])) - value
+        behind = np.isfinite(half) & ~ahead
+        h, first = np.where(behind, ends - x, h), np.where(behind, half, first)
+        beyond = np.isfinite(half) & ~behind
+        k, second = np.where(beyond, ends - x, k), np.where(beyond, half, second)
     with np.errstate(all="ignore"):
         slopes = (first * (k / h) - second * (h / k)) / (k - h)
         slopes = np.where(np.isfinite(slopes), slopes, first / h)
