@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.directions import sums
+from radazo_jax._src.directions import generator, sums
 from radazo_jax._src.directions.distribution import elements, stored
 from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.numbers import counter
 from tests.helpers.tables import (
     DISTRIBUTIONS,
     KINDS,
@@ -117,7 +116,8 @@ def test_signs_of_leaves_that_begin_within_a_word(sizes):
 
     @jit
     def three_ways(key):
-        one_by_one = distribution.draw(key, jnp.uint32(0), counter.positions((total,)))
+        at = generator.positions((total,))
+        one_by_one = distribution.draw(key, jnp.uint32(0), at)
         direction = distribution.sample(key, params)
         words = stored(
             *(distribution, key[None], jnp.uint32([0])),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.numbers import counter
+from radazo_jax._src.directions import generator
 from tests.helpers.compare import sequence
 from tests.helpers.tables import ESTIMATORS, every, jit, slow
 
@@ -53,8 +53,8 @@ def test_of_more_coordinates_than_a_word_counts(dimension, one, other):
     the signs at the two.
     """
     key, places = jax.random.key(1), [0, one, other, one + other]
-    at = counter.concatenate([counter.positions((1,), offset=i) for i in places])
-    at = counter.Positions(at.hi, at.lo, dimension)
+    at = generator.concatenate([generator.positions((1,), offset=i) for i in places])
+    at = generator.Positions(at.hi, at.lo, dimension)
     numbers = jnp.arange(40, dtype=jnp.uint32) * np.uint32(2**27 - 39)
     signs = np.sign(jit(jax.vmap(lambda i: DISTRIBUTION.draw(key, i, at)))(numbers))
     at_zero, first, second, both = (signs * signs[0]).T

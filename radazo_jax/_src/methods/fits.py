@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from radazo_jax._src import checks, shown
+from radazo_jax._src.base import checks, shown
 
 # Variance of an unknown Jacobian.
 _UNKNOWN = 1e6

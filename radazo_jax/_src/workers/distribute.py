@@ -9,15 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks
-from radazo_jax._src.contracts import GradientEstimator
-from radazo_jax._src.names import checks_names
-from radazo_jax._src.numbers import keys
+from radazo_jax._src.base import checks, keys
+from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.estimates.contracts import GradientEstimator
 from radazo_jax._src.runs import history, loop
+from radazo_jax._src.runs.budget import Budget
 from radazo_jax._src.runs.journal import Journal, Record, lowest
 from radazo_jax._src.runs.lines import Path
 from radazo_jax._src.runs.results import Best, Report, Result
-from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps import states
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
 from radazo_jax._src.steps.states import Failures, Policy, Run, SolverState
