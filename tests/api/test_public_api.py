@@ -255,3 +255,15 @@ def test_no_module_imports_itself_by_some_path():
     graph["radazo_jax._src"] = set()
     for module in graph:
         assert module not in reachable(graph, module)
+
+
+def test_each_fault_has_its_test():
+    """Also if folders are renamed: a test is found by its file and its name."""
+    text = (ROOT / "tests" / "FAULTS.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+\.py)::(\w+)`", text))
+    found = {
+        (path.name, name)
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.M)
+    }
+    assert len(named) > 100 and named - found == set()

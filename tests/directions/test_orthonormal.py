@@ -64,10 +64,6 @@ def test_of_more_coordinates_than_a_word_counts(dimension, one, other):
         assert abs(row.sum()) < 4.5 * 40**0.5
 
 
-def quadratic(x):
-    return jnp.sum((x - 1.0) ** 2) / 2
-
-
 @pytest.mark.parametrize("name", every(ESTIMATORS, "forward"))
 def test_directions_are_numbered_through_the_run(name):
     """Steps of 3 directions in 8 dimensions: a new basis within the third."""
@@ -87,14 +83,6 @@ def test_directions_are_numbered_through_the_run(name):
     keys = jax.random.split(jax.random.key(6), 6)
     drawn = [directions(key, jnp.int32(t)) for t, key in enumerate(keys)]
     np.testing.assert_allclose(np.concatenate(drawn), expected[:18], rtol=1e-5)
-
-
-def test_a_whole_basis_in_one_call_makes_the_gradient():
-    """Central differences of a quadratic give it exactly, even if n > d."""
-    estimator = zo.central_difference(DISTRIBUTION, 8, smoothing=0.1)
-    x = jnp.arange(6.0)
-    _, gradient = jit(zo.value_and_grad(quadratic, estimator))(0, x)
-    np.testing.assert_allclose(gradient, x - 1, atol=1e-4)
 
 
 @pytest.mark.slow
