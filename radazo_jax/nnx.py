@@ -34,8 +34,11 @@ except ImportError as error:
         "radazo_jax.nnx needs Flax, which is not installed. Run pip install flax."
     ) from error
 
-from radazo_jax._src import shown
-from radazo_jax._src.contracts import (
+from radazo_jax._src.base import shown
+from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.estimates import gradients
+from radazo_jax._src.estimates import value_and_grad as arrays
+from radazo_jax._src.estimates.contracts import (
     Evaluator,
     GradientEstimator,
     Loss,
@@ -43,10 +46,7 @@ from radazo_jax._src.contracts import (
     check_estimator,
     check_evaluator,
 )
-from radazo_jax._src.estimators import arguments, gradients
-from radazo_jax._src.estimators import value_and_grad as arrays
-from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.names import checks_names
+from radazo_jax._src.estimates.vectorized import vectorized
 
 __all__ = ["value_and_grad", "value_fn"]
 
@@ -121,7 +121,7 @@ def value_and_grad(
     def estimated(
         key: jax.typing.ArrayLike | None = None, *args: Any, **kwargs: Any
     ) -> tuple[Any, nnx.State]:
-        model, args = arguments.split(args, argnums)
+        model, args = arrays.split(args, argnums)
         key = gradients.key_first(key, model, "model")
         objects, others, treedef = _objects((args, kwargs))
         graphdef, params, rest = _split((model, objects), wrt)
@@ -131,7 +131,7 @@ def value_and_grad(
         ) -> tuple[jax.Array, tuple[Any, nnx.State]]:
             evaluated = _merge(graphdef, params, rest)
             args, kwargs = _with_objects(treedef, others, evaluated[1])
-            output = arguments.placed(loss_fn, argnums, evaluated[0], *args, **kwargs)
+            output = arrays.placed(loss_fn, argnums, evaluated[0], *args, **kwargs)
             value, aux = output if has_aux else (output, None)
             return value, (aux, _written(evaluated, wrt, rest))
 

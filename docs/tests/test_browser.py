@@ -56,7 +56,7 @@ DARK = (
     "research/optimizers/",
     "methods/",
 )
-# Pages with pictures of `docs/pictures.py`.
+# Pages with pictures of `docs/scripts/pictures.py`.
 DRAWN = ("", "black_boxes/", "gallery/", "guides/how_it_decides/")
 # Term -> a page that is found by it.
 TERMS = {
@@ -278,7 +278,7 @@ def contrast(one_color, other):
 
 @pytest.mark.parametrize("scheme", COLORS)
 def test_letters_of_pictures_can_be_read(browser, address, site, scheme):
-    """In both colors and widths, by what `docs/pictures.py` wrote into the pictures."""
+    """In both colors and widths, by what `docs/scripts/pictures.py` wrote into the pictures."""
     from PIL import Image
 
     resize(browser, WIDTHS[0])

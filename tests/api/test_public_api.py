@@ -19,20 +19,10 @@ PACKAGE = ROOT / "radazo_jax"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 450  # Of code: without docstrings, comments and blank lines.
 
-# The folders, in order, and two modules that have places among them. A module may
-# import from its own folder and from earlier ones.
+# The folders, in order: a module may import from its own folder and from earlier ones.
 ORDER = (
-    *("", "numbers", "directions", "perturb", "contracts", "points", "evaluators"),
-    *(
-        "estimators",
-        "contrib",
-        "transforms",
-        "methods",
-        "steps",
-        "runs",
-        "host",
-        "workers",
-    ),
+    *("base", "directions", "perturb", "estimates", "contrib", "optimizers", "steps"),
+    *("measure", "runs", "train", "methods", "host", "workers"),
 )
 
 # The modules whose names are public.
@@ -232,16 +222,15 @@ def test_module_is_short_enough_to_read(path):
 
 
 def folder(module):
-    """The folder under `_src` that a module is in; "" for those in `_src` itself."""
-    parts = module.removeprefix("radazo_jax._src").strip(".").split(".")
-    return parts[0] if parts[0] in ORDER else ""
+    """The folder under `_src` that a module is in."""
+    return module.removeprefix("radazo_jax._src").strip(".").split(".")[0]
 
 
 def test_folders_import_downward_only():
     graph = {module_name(path): own_imports(path) for path in MODULES}
     src = "radazo_jax._src."
     folders = {p.name for p in (PACKAGE / "_src").iterdir() if p.is_dir()}
-    assert folders - {"__pycache__"} == set(ORDER) - {"", "contracts", "points"}
+    assert folders - {"__pycache__"} == set(ORDER)
     for module, imported in graph.items():
         if not module.startswith(src) or folder(module) == "contrib":
             continue
@@ -254,7 +243,7 @@ def test_folders_import_downward_only():
 
 def test_the_estimators_of_papers_are_written_with_public_names():
     """An outsider could write them; only errors are worded by a private module."""
-    allowed = {"radazo_jax._src", "radazo_jax._src.checks"}
+    allowed = {"radazo_jax._src", "radazo_jax._src.base.checks"}
     for path in sorted((PACKAGE / "_src" / "contrib").glob("*.py")):
         private = {x for x in own_imports(path) if x.startswith("radazo_jax._src")}
         others = {x for x in private - allowed if folder(x) != "contrib"}
@@ -266,3 +255,15 @@ def test_no_module_imports_itself_by_some_path():
     graph["radazo_jax._src"] = set()
     for module in graph:
         assert module not in reachable(graph, module)
+
+
+def test_each_fault_has_its_test():
+    """Also if folders are renamed: a test is found by its file and its name."""
+    text = (ROOT / "tests" / "FAULTS.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+\.py)::(\w+)`", text))
+    found = {
+        (path.name, name)
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.M)
+    }
+    assert len(named) > 100 and named - found == set()

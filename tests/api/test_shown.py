@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src import shown
+from radazo_jax._src.base import shown
 from tests.helpers.compare import Hashed
 from tests.helpers.short_runs import called
 

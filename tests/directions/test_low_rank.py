@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.directions import sums
+from radazo_jax._src.directions import generator, sums
 from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.numbers import generator
 from radazo_jax._src.perturb import transform
 from tests.helpers.jaxprs import equations
 from tests.helpers.tables import jit

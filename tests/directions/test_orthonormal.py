@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.numbers import counter
+from radazo_jax._src.directions import generator
 from tests.helpers.compare import sequence
 from tests.helpers.tables import ESTIMATORS, every, jit, slow
 
@@ -53,8 +53,8 @@ def test_of_more_coordinates_than_a_word_counts(dimension, one, other):
     the signs at the two.
     """
     key, places = jax.random.key(1), [0, one, other, one + other]
-    at = counter.concatenate([counter.positions((1,), offset=i) for i in places])
-    at = counter.Positions(at.hi, at.lo, dimension)
+    at = generator.concatenate([generator.positions((1,), offset=i) for i in places])
+    at = generator.Positions(at.hi, at.lo, dimension)
     numbers = jnp.arange(40, dtype=jnp.uint32) * np.uint32(2**27 - 39)
     signs = np.sign(jit(jax.vmap(lambda i: DISTRIBUTION.draw(key, i, at)))(numbers))
     at_zero, first, second, both = (signs * signs[0]).T
@@ -62,10 +62,6 @@ def test_of_more_coordinates_than_a_word_counts(dimension, one, other):
     np.testing.assert_array_equal(first * second, both)
     for row in (first, second, both):
         assert abs(row.sum()) < 4.5 * 40**0.5
-
-
-def quadratic(x):
-    return jnp.sum((x - 1.0) ** 2) / 2
 
 
 @pytest.mark.parametrize("name", every(ESTIMATORS, "forward"))
@@ -87,14 +83,6 @@ def test_directions_are_numbered_through_the_run(name):
     keys = jax.random.split(jax.random.key(6), 6)
     drawn = [directions(key, jnp.int32(t)) for t, key in enumerate(keys)]
     np.testing.assert_allclose(np.concatenate(drawn), expected[:18], rtol=1e-5)
-
-
-def test_a_whole_basis_in_one_call_makes_the_gradient():
-    """Central differences of a quadratic give it exactly, even if n > d."""
-    estimator = zo.central_difference(DISTRIBUTION, 8, smoothing=0.1)
-    x = jnp.arange(6.0)
-    _, gradient = jit(zo.value_and_grad(quadratic, estimator))(0, x)
-    np.testing.assert_allclose(gradient, x - 1, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from radazo_jax._src import xla
+from radazo_jax._src.base import xla
 from radazo_jax._src.perturb import products
 from tests.helpers.compare import (
     DISTRIBUTIONS,

@@ -7,7 +7,7 @@ import pytest
 from jax.experimental import io_callback
 
 import radazo_jax as zo
-from radazo_jax._src import xla
+from radazo_jax._src.base import xla
 from tests.helpers.tables import jit, slow
 
 KEY = jax.random.key(0)

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import radazo_jax as zo
-from radazo_jax._src.numbers import generator
+from radazo_jax._src.directions import generator
 from tests.helpers.compare import Hashed
 from tests.helpers.jaxprs import computed_sizes
 from tests.helpers.tables import DISTRIBUTIONS, slow

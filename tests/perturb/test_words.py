@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import radazo_jax as zo
-from radazo_jax._src import xla
+from radazo_jax._src.base import xla
 from tests.helpers import jaxprs
 from tests.helpers.compare import (
     DISTRIBUTIONS,

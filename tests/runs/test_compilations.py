@@ -15,14 +15,16 @@ from tests.helpers.tables import slow
 def test_equal_new_arguments_compile_nothing(call, caplog):
     """The function, if it is traced, the optimizer, and the estimator."""
 
-    def again(rate=1e-2):
+    def again(rate=1e-2, num_steps=3):
         fun = {"fun": lambda p: jnp.sum(jnp.cos(p))} if call is traced else {}
         estimator = zo.forward_difference(zo.rademacher(), num_directions=2)
-        return call(method=(zo.radazo(rate), estimator), **fun)
+        method = zo.radazo(rate), estimator
+        return call(num_steps=num_steps, method=method, **fun)
 
     first = again()
     with compilations(caplog) as found:
         second = again()
+        again(num_steps=11)
     assert not found
     np.testing.assert_array_equal(first.params, second.params)
     with compilations(caplog) as found:

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import radazo_jax as zo
-from radazo_jax._src import programs
+from radazo_jax._src.base import programs
 from tests.helpers.short_runs import METHOD
 from tests.helpers.short_runs import traced as traced_run
 from tests.helpers.tables import every, mesh_of

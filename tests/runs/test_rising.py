@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.runs.rising import Rising
+from radazo_jax._src.runs.loop import Rising
 
 RNG = np.random.default_rng(0)
 NOISE = RNG.normal(size=1000)

@@ -101,15 +101,6 @@ def test_runs_of_workers_are_freed_in_the_end():
     assert {id(x) for x in here.freed} == {id(x) for x in here.replicas.values()}
 
 
-def test_call_resumes_from_the_journal(tmp_path):
-    path = tmp_path / "run"
-    expected = reference()
-    begun = run(Here(), 5, journal=path)
-    result = run(Here("de"), journal=path)
-    assert_same(result, expected)
-    np.testing.assert_array_equal(result.values[:5], begun.values)
-
-
 def test_worker_that_catches_up_gets_the_steps_in_parts(tmp_path):
     """Otherwise a long journal would be taken for a worker without an answer."""
     path, here = tmp_path / "run", Here("a")

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax import distributions, estimators
-from radazo_jax._src import checks
+from radazo_jax._src.base import checks
 
 
 class NormalizedBatch(estimators.AlongDirections):

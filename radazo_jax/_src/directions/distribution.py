@@ -17,20 +17,25 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from radazo_jax._src import xla
-from radazo_jax._src.configuration import Configuration
-from radazo_jax._src.directions import norm
+from radazo_jax._src.base import keys, xla
+from radazo_jax._src.base.configuration import Configuration
+from radazo_jax._src.base.trees import STATIC
+from radazo_jax._src.directions import generator, norm
 from radazo_jax._src.directions.elements import (
     DenseElements,
     Elements,
     LazyElements,
     draw,
 )
-from radazo_jax._src.directions.layout import Layout, Leaf, Part, layout_of
-from radazo_jax._src.directions.packing import GROUP, Packing
-from radazo_jax._src.numbers import counter, keys
-from radazo_jax._src.numbers.counter import Positions
-from radazo_jax._src.trees import STATIC
+from radazo_jax._src.directions.generator import Positions
+from radazo_jax._src.directions.layout import (
+    GROUP,
+    Layout,
+    Leaf,
+    Packing,
+    Part,
+    layout_of,
+)
 
 # The smallest arrays, with at most this many numbers together, are drawn as one: each
 # draw is code of its own, which a CPU compiles in 50 ms. Larger arrays keep their
@@ -241,7 +246,7 @@ def lazy(
     """
     distribution = direction.distribution
     if indices is None:
-        indices = counter.block(leaf.shape)
+        indices = generator.block(leaf.shape)
     parts = distribution._parts(leaf)
     # The rows of a block are not neighbors in a factor.
     order = tuple(range(len(leaf.shape))) if len(parts) == 1 else None
@@ -384,7 +389,7 @@ def _drawn_once(
     def draw_all(key: jax.Array, number: jax.Array) -> list[jax.Array]:
         def of_group(group: Sequence[Part]) -> jax.Array:
             at = [part.positions(dimension) for part in group]
-            return draw_at(key, number, counter.concatenate(at))
+            return draw_at(key, number, generator.concatenate(at))
 
         return list(map(of_group, groups))
 
@@ -394,7 +399,7 @@ def _drawn_once(
     found: dict[Part, jax.Array] = {}
     for group, together in zip(groups, drawn, strict=True):
         shapes = [part.shape for part in group]
-        split = jax.vmap(functools.partial(counter.split, shapes=shapes))
+        split = jax.vmap(functools.partial(generator.split, shapes=shapes))
         alone = len(group) == 1
         arrays = split(together) if alone else xla.compute_once(split, together)
         found |= zip(group, arrays, strict=True)

@@ -19,12 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import xla
-from radazo_jax._src.directions.layout import Part
-from radazo_jax._src.directions.packing import GROUP, Packing
-from radazo_jax._src.numbers import counter
-from radazo_jax._src.numbers.counter import Positions
-from radazo_jax._src.trees import STATIC
+from radazo_jax._src.base import xla
+from radazo_jax._src.base.trees import STATIC
+from radazo_jax._src.directions import generator
+from radazo_jax._src.directions.generator import Positions
+from radazo_jax._src.directions.layout import GROUP, Packing, Part
 
 # Up to this many terms, a weighted sum of directions is one expression, which fuses
 # into whatever consumes it; beyond, it is a product that is stored.
@@ -115,8 +114,8 @@ class LazyElements(_Elementwise):
         count = packing.num_units(start, math.prod(shape))
 
         def drawn(first: Positions, key: jax.Array, number: jax.Array) -> jax.Array:
-            after = counter.low(jnp.arange(count, dtype=jnp.uint32))
-            at = counter.add(packing.first(first), after)
+            after = generator.low(jnp.arange(count, dtype=jnp.uint32))
+            at = generator.add(packing.first(first), after)
             return packing.draw(key, number, Positions(*at, self.dimension))
 
         def unpacked(first: Positions, units: jax.Array) -> Elements:
@@ -174,7 +173,7 @@ def _check_positions_alone(distribution: Any, dimension: int) -> None:
                 distribution,
                 key,
                 number,
-                counter.positions((2,), offset=offset, dimension=dimension),
+                generator.positions((2,), offset=offset, dimension=dimension),
             )
             for offset in (0, 1)
         )

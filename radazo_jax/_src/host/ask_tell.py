@@ -6,24 +6,23 @@ import jax
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, shown, trees
-from radazo_jax._src.contracts import GradientEstimator
-from radazo_jax._src.evaluators.external import narrow, unmasked
-from radazo_jax._src.evaluators.vectorized import vectorized
+from radazo_jax._src.base import checks, shown, trees
+from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.estimates.contracts import GradientEstimator
+from radazo_jax._src.estimates.external import narrow, unmasked
+from radazo_jax._src.estimates.vectorized import vectorized
 from radazo_jax._src.host import begin
-from radazo_jax._src.host.answers import Answers, Question, values_of
+from radazo_jax._src.host.answers import Answers, Question, Tally, values_of
 from radazo_jax._src.host.table import Evaluations, Row, Table
-from radazo_jax._src.host.tally import Tally
 from radazo_jax._src.host.vectors import Vectors
 from radazo_jax._src.methods.contract import Box, Method
 from radazo_jax._src.methods.policy import untuned
-from radazo_jax._src.names import checks_names
-from radazo_jax._src.runs import told
 from radazo_jax._src.runs.results import Best, Stage
-from radazo_jax._src.runs.told import Stepper, Told
 from radazo_jax._src.steps import states
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
 from radazo_jax._src.steps.states import Run, SolverState
+from radazo_jax._src.train import replay
+from radazo_jax._src.train.replay import Stepper, Told
 
 
 class AskTell:
@@ -266,7 +265,7 @@ def ask_tell(
     of_run: Any = None, None, optimizer, estimator, vectorized(), as_bounds(bounds)
     run = Run(*of_run)
     with trees.precision_of(initial if state is None else state.params):
-        begun = told.begin(run, initial, key, state)
+        begun = replay.begin(run, initial, key, state)
         # Copies are made later than calls return; the caller may write to `params`.
         jax.block_until_ready(begun)
         start = Best(trees.as_numpy(begun.params))

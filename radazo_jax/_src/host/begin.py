@@ -7,14 +7,13 @@ import jax
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, shown, trees
-from radazo_jax._src.contracts import GradientEstimator
+from radazo_jax._src.base import checks, keys, shown, trees
+from radazo_jax._src.estimates.contracts import GradientEstimator
 from radazo_jax._src.host.questions import Questions
 from radazo_jax._src.host.table import Evaluations, line_of
 from radazo_jax._src.host.vectors import Vectors
 from radazo_jax._src.methods.contract import Box, Method
 from radazo_jax._src.methods.policy import Untuned
-from radazo_jax._src.numbers import keys
 from radazo_jax._src.steps import box
 
 # Up to so many parameters, the default method runs.

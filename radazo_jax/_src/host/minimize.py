@@ -9,18 +9,18 @@ import jax
 import numpy as np
 import optax
 
-from radazo_jax._src import checks
-from radazo_jax._src.evaluators.external import External
+from radazo_jax._src.base import checks
+from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.estimates.external import External
 from radazo_jax._src.host import begin
 from radazo_jax._src.host.run import MethodRun
 from radazo_jax._src.host.table import Evaluations, Table, TableFile
 from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.methods.policy import untuned
-from radazo_jax._src.names import checks_names
 from radazo_jax._src.runs import loop
+from radazo_jax._src.runs.budget import Budget
 from radazo_jax._src.runs.lines import Path
 from radazo_jax._src.runs.results import Report, Result
-from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps.box import BoundsLike
 from radazo_jax._src.steps.states import Policy
 

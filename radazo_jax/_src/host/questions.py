@@ -1,5 +1,6 @@
 """The generator of a method, and checks of the points that it asks for."""
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -7,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from radazo_jax._src import shown
-from radazo_jax._src.host.globals import Globals
+from radazo_jax._src.base import shown
 from radazo_jax._src.host.vectors import Vectors
 from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start, check
 from radazo_jax._src.runs.results import Stage
@@ -183,3 +183,24 @@ class Questions:
         else:
             return found
         raise self._error(f"must yield {problem}")
+
+
+class Globals:
+    """States of the global generators of NumPy and Python for one method."""
+
+    def __init__(self, seed: list[int]):
+        self._numpy = np.random.RandomState(seed).get_state()
+        self._python = random.Random(repr(seed)).getstate()
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Uses them instead of the caller's."""
+        outer = np.random.get_state(), random.getstate()
+        np.random.set_state(self._numpy)
+        random.setstate(self._python)
+        try:
+            yield
+        finally:
+            self._numpy, self._python = np.random.get_state(), random.getstate()
+            np.random.set_state(outer[0])
+            random.setstate(outer[1])

@@ -6,20 +6,26 @@ from typing import Any
 
 import numpy as np
 
-from radazo_jax._src import checks, trees
-from radazo_jax._src.evaluators.external import Calls, Mistake, Reply
+from radazo_jax._src.base import checks, trees
+from radazo_jax._src.estimates.external import Calls, Mistake, Reply
 from radazo_jax._src.host import begin
-from radazo_jax._src.host.answers import Answer, Answers, Question, values_of
+from radazo_jax._src.host.answers import (
+    Answer,
+    Answers,
+    Candidate,
+    Question,
+    Tally,
+    values_of,
+)
 from radazo_jax._src.host.questions import Questions
 from radazo_jax._src.host.table import Evaluations, Row, Table
-from radazo_jax._src.host.tally import Candidate, Tally
 from radazo_jax._src.host.vectors import Vectors
 from radazo_jax._src.methods import ends
 from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.runs import history
+from radazo_jax._src.runs.budget import Budget
 from radazo_jax._src.runs.loop import Steps
 from radazo_jax._src.runs.results import Best, Report, Stage
-from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps.states import Failures, Policy, RunError
 
 # The share of the evaluations of a noisy run that compares its best points, the least
@@ -234,7 +240,7 @@ class MethodRun(Steps):
         self.rows.append(row)
         self._seconds, self.last_failure = row["seconds"], self._tally.last_failure
         self.budget.arrived = 0
-        self.budget.saw(value, 0)
+        self.budget.count_step(value, 0)
         self.best = self.best_of()
 
     def _asked(

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from radazo_jax._src import shown
+from radazo_jax._src.base import shown
 from radazo_jax._src.host.vectors import Vectors
 from radazo_jax._src.methods.contract import Box
 from radazo_jax._src.runs import lines

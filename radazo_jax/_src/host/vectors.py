@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, shown, trees
+from radazo_jax._src.base import checks, shown, trees
 from radazo_jax._src.methods.contract import Box
 from radazo_jax._src.steps import box
 from radazo_jax._src.steps.box import Bounds

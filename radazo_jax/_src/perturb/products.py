@@ -1,8 +1,6 @@
-"""Products with a perturbed matrix of low rank, which is never formed.
+"""Evaluation of equations, and rules of products with perturbed matrices."""
 
-x (W + s A Bᵀ) = x W + s (x A) Bᵀ, for any dimension numbers.
-"""
-
+import contextlib
 import math
 import string
 from collections.abc import Callable, Sequence
@@ -14,15 +12,41 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from radazo_jax._src import xla
+from radazo_jax._src.base import xla
+from radazo_jax._src.base.trees import widest
 from radazo_jax._src.directions.elements import (
     LazyElements,
     LowRankFactors,
     drop_constant_axes,
 )
-from radazo_jax._src.perturb.equations import bind
 from radazo_jax._src.perturb.views import View
-from radazo_jax._src.trees import widest
+
+_DEBUG_INFO = core.DebugInfo("perturb", "perturb", None, None)
+
+
+def bind(eqn: core.JaxprEqn, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+    """Evaluates one equation at arrays: its primitive, with its parameters."""
+    given = {
+        atom: value
+        for atom, value in zip(eqn.invars, inputs, strict=True)
+        if not isinstance(atom, core.Literal)
+    }
+    jaxpr = core.Jaxpr((), list(given), eqn.outvars, [eqn], eqn.effects, _DEBUG_INFO)
+    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*given.values())
+
+
+def as_traced(eqn: core.JaxprEqn) -> contextlib.AbstractContextManager[None]:
+    """The precision under which an equation was traced.
+
+    A program can enable 64 bits for a part of itself. Its equations do not say so, but
+    their dtypes do.
+    """
+    if jax.config.read("jax_enable_x64"):
+        return contextlib.nullcontext()
+    dtypes = [getattr(atom.aval, "dtype", None) for atom in (*eqn.invars, *eqn.outvars)]
+    if not any(isinstance(x, np.dtype) and x.itemsize >= 8 for x in dtypes):
+        return contextlib.nullcontext()
+    return jax.enable_x64(True)
 
 
 def dot_general(

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
+from radazo_jax._src.base.xla import row_major
 from radazo_jax._src.perturb.views import View
-from radazo_jax._src.xla import row_major
 
 OfMark = Callable[[jax.Array], jax.Array]
 

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from radazo_jax._src import xla
+from radazo_jax._src.base import xla
 from radazo_jax._src.directions.elements import LazyElements, LowRankFactors
 from radazo_jax._src.perturb import products, rearrange, views
-from radazo_jax._src.perturb.equations import as_traced, bind
+from radazo_jax._src.perturb.products import as_traced, bind
 from radazo_jax._src.perturb.rearrange import OfMark
 from radazo_jax._src.perturb.views import View
 

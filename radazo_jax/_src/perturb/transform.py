@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks, programs, trees
-from radazo_jax._src.directions.dense import Gaussian
+from radazo_jax._src.base import checks, programs, trees
 from radazo_jax._src.directions.distribution import Direction, Distribution
+from radazo_jax._src.directions.distributions import Gaussian, LowRank
 from radazo_jax._src.directions.layout import Layout, MatrixAxes, matrix_axes
-from radazo_jax._src.directions.low_rank import LowRank
 from radazo_jax._src.perturb import rules, views
 
 _T = TypeVar("_T")

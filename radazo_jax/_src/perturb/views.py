@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import xla
+from radazo_jax._src.base import xla
+from radazo_jax._src.base.trees import at_least_float32
 from radazo_jax._src.directions import distribution
 from radazo_jax._src.directions.distribution import Direction
 from radazo_jax._src.directions.elements import (
@@ -25,7 +26,6 @@ from radazo_jax._src.directions.elements import (
     Marks,
 )
 from radazo_jax._src.directions.layout import Layout, Leaf
-from radazo_jax._src.trees import at_least_float32
 
 # The smallest leaves, with at most this many elements together, are drawn once for a
 # whole evaluation, however often a program reads them. A draw at each read would be a

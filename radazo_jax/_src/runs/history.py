@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from radazo_jax._src import shown, trees
-from radazo_jax._src.names import checks_names
+from radazo_jax._src.base import shown, trees
+from radazo_jax._src.base.names import checks_names
 from radazo_jax._src.runs import journal
 from radazo_jax._src.steps.states import StepInfo
 

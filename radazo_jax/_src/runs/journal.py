@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from radazo_jax._src import checks, programs, shown, trees
-from radazo_jax._src.runs.learning_rate import LearningRate
+from radazo_jax._src.base import checks, programs, shown, trees
+from radazo_jax._src.measure.learning_rate import LearningRate
 from radazo_jax._src.runs.lines import (
     Lines,
     OtherKindError,

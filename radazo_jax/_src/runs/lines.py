@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Self
 import jax
 import numpy as np
 
-from radazo_jax._src import checks
+from radazo_jax._src.base import checks
 
 Path = str | os.PathLike[str]
 

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
-from radazo_jax._src import shown
-from radazo_jax._src.names import says_attributes
+from radazo_jax._src.base import shown
+from radazo_jax._src.base.names import says_attributes
+from radazo_jax._src.measure.learning_rate import LearningRate
 from radazo_jax._src.runs.history import History
-from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.steps.states import SolverState
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, shown
+from radazo_jax._src.base import checks, shown
 
 # A lower and an upper bound: trees like the parameters, or scalars; `None` for none.
 Bounds = tuple[Any, Any]

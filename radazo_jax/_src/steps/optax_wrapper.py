@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks, shown
-from radazo_jax._src.contracts import (
+from radazo_jax._src.base import checks, keys, shown
+from radazo_jax._src.estimates.contracts import (
     Evaluator,
     GradientEstimator,
     GradientTransformationExtraArgs,
@@ -15,11 +15,9 @@ from radazo_jax._src.contracts import (
     check_estimator,
     check_evaluator,
 )
-from radazo_jax._src.estimators.gradients import evaluated
-from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.numbers import keys
-from radazo_jax._src.steps.draws import draw_of
-from radazo_jax._src.steps.step import direction_of, is_skipped
+from radazo_jax._src.estimates.gradients import evaluated
+from radazo_jax._src.estimates.vectorized import vectorized
+from radazo_jax._src.steps.step import direction_of, draw_of, is_skipped
 
 
 class EstimateGradientState(NamedTuple):
@@ -142,7 +140,7 @@ def estimate_gradient(
         **others: Any,
     ) -> tuple[Any, EstimateGradientState]:
         del updates
-        checks.check_passed(params=params)
+        checks.require_arguments(params=params)
         _check_not_masked(params)
         loss = _checked(obj_fn if value_fn is None else value_fn)
         params = checks.as_params(params)

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import optax
 
-from radazo_jax._src import checks, trees
-from radazo_jax._src.contracts import Evaluator, GradientEstimator, Objective
-from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.names import checks_names
-from radazo_jax._src.steps import draws, states
+from radazo_jax._src.base import checks, trees
+from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.estimates.contracts import Evaluator, GradientEstimator, Objective
+from radazo_jax._src.estimates.vectorized import vectorized
+from radazo_jax._src.steps import states
 from radazo_jax._src.steps import step as steps
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
-from radazo_jax._src.steps.lost import warn_of_rounding
+from radazo_jax._src.steps.rounded_away import warn_of_rounding
 from radazo_jax._src.steps.states import Run, SolverState, StepInfo
 
 
@@ -121,7 +121,7 @@ def solver(
         # No two leaves share a buffer, and none is the caller's, so that the state can
         # be donated.
         state = trees.copy(steps.start(run, params, key))
-        draw = draws.draw_of(state.key, state.step)
+        draw = steps.draw_of(state.key, state.step)
         warn_of_rounding(estimator, draw, state.params, state.estimator_state)
         return state
 

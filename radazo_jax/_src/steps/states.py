@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, shown, trees
-from radazo_jax._src.contracts import (
+from radazo_jax._src.base import checks, shown, trees
+from radazo_jax._src.estimates.contracts import (
     Evaluator,
     GradientEstimator,
     check_estimator,
     check_evaluator,
 )
-from radazo_jax._src.evaluators.vectorized import vectorized
+from radazo_jax._src.estimates.vectorized import vectorized
 from radazo_jax._src.steps.box import Bounds
 
 MOST_STEPS = np.iinfo(np.int32).max

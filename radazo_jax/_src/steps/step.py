@@ -5,6 +5,7 @@ taken by a compiled run, a run whose function is evaluated elsewhere, and a run 
 rebuilt from its journal.
 """
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,12 +16,20 @@ import optax
 from jax import lax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks, programs, shown, trees, xla
-from radazo_jax._src.contracts import Estimate, GradientEstimator, Points, Values
-from radazo_jax._src.estimators import gradients
-from radazo_jax._src.estimators.gradients import of_params
-from radazo_jax._src.numbers import keys
-from radazo_jax._src.steps import box, draws, states
+from radazo_jax._src.base import checks, keys, programs, shown, trees, xla
+from radazo_jax._src.directions import generator
+from radazo_jax._src.estimates import gradients
+from radazo_jax._src.estimates.contracts import (
+    Draw,
+    Estimate,
+    GradientEstimator,
+    Points,
+    Values,
+)
+from radazo_jax._src.estimates.gradients import of_params
+from radazo_jax._src.optimizers import rounding
+from radazo_jax._src.optimizers.in_place import InPlaceUpdate, unchanged
+from radazo_jax._src.steps import box, states
 from radazo_jax._src.steps.box import Bounds
 from radazo_jax._src.steps.states import (
     MOST_STEPS,
@@ -29,8 +38,6 @@ from radazo_jax._src.steps.states import (
     SolverState,
     StepInfo,
 )
-from radazo_jax._src.transforms import rounding
-from radazo_jax._src.transforms.in_place import InPlaceUpdate, unchanged
 
 
 def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
@@ -116,7 +123,7 @@ def loss_at(run: Run, state: SolverState) -> Callable[[Any], Any]:
     """The loss of a step as a function of the parameters."""
     if run.sample is None:
         return loss_of(run, (), {})
-    batch = run.sample(draws.key_of(state.key, state.step, draws.BATCH))
+    batch = run.sample(key_of(state.key, state.step, BATCH))
     return loss_of(run, (batch,), {})
 
 
@@ -148,7 +155,7 @@ def points_at(
       state: The state before the step.
       loss: The loss of the step if JAX can trace it, else `None`.
     """
-    draw = draws.draw_of(state.key, state.step)._replace(fun=loss)
+    draw = draw_of(state.key, state.step)._replace(fun=loss)
     return gradients.points_of(
         run.estimator, run.evaluator, draw, state.params, state.estimator_state
     )
@@ -177,7 +184,7 @@ def without_aux(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def points_without_loss(estimator: GradientEstimator, state: SolverState) -> Points:
     """The points of a step as far as they do not depend on the loss."""
-    draw = draws.draw_of(state.key, state.step)
+    draw = draw_of(state.key, state.step)
     return estimator.points(draw, state.params, state.estimator_state)[0]
 
 
@@ -328,3 +335,34 @@ def _counted(failures: Failures, failed: jax.Array, skipped: jax.Array) -> Failu
         failures.skipped + one,
         one * (failures.in_a_row + 1),
     )
+
+
+# What a key is for, as the number that `jax.random.split` gives it.
+DIRECTIONS, BATCH = 0, 1
+
+
+def draw_of(key: jax.Array, step: jax.Array) -> Draw:
+    """The draw of a step of the run with this key."""
+    # The key of the first step is the key of the run: no other step has it.
+    run_key = key_of(key, jnp.zeros((), jnp.int32), DIRECTIONS)
+    return Draw(key_of(key, step, DIRECTIONS), run_key, step)
+
+
+# Traced once for all programs, which all have these equations.
+@functools.partial(jax.jit, static_argnames=["use"], inline=True)
+def key_of(key: jax.Array, step: jax.Array, use: int) -> jax.Array:
+    """The key of a step for its directions or for its batch.
+
+    They are the keys of `jax.random.split(jax.random.fold_in(key, step))`.
+    """
+
+    def data(words: jax.Array, step: jax.Array) -> jax.Array:
+        made = jax.random.wrap_key_data(words, impl=impl)
+        for number in (step.astype(jnp.uint32), jnp.uint32(use)):
+            made = generator.fold_in(made, number)
+        return jax.random.key_data(made)
+
+    impl = jax.random.key_impl(key)
+    # Apart from the draws, each of which XLA would have compute the key anew.
+    found = xla.in_one_kernel(data, jax.random.key_data(key), step)
+    return jax.random.wrap_key_data(found, impl=impl)

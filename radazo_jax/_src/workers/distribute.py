@@ -9,15 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks
-from radazo_jax._src.contracts import GradientEstimator
-from radazo_jax._src.names import checks_names
-from radazo_jax._src.numbers import keys
+from radazo_jax._src.base import checks, keys
+from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.estimates.contracts import GradientEstimator
 from radazo_jax._src.runs import history, loop
+from radazo_jax._src.runs.budget import Budget
 from radazo_jax._src.runs.journal import Journal, Record, lowest
 from radazo_jax._src.runs.lines import Path
 from radazo_jax._src.runs.results import Best, Report, Result
-from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps import states
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
 from radazo_jax._src.steps.states import Failures, Policy, Run, SolverState
@@ -228,7 +227,7 @@ class Driver(loop.Steps):
         if value < self.best.value:
             self.best = Best(None, float(value), self.budget.evaluations + i)
         self.last_failure = (self.last_failure, *record.failures)[-1]
-        self.budget.saw(value, len(record.values))
+        self.budget.count_step(value, len(record.values))
         self.rows.append(history.of_record(record))
 
     def figures(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from radazo_jax._src import checks, trees
+from radazo_jax._src.base import checks, trees
 from radazo_jax._src.runs.journal import Record
 from radazo_jax._src.steps.states import RunError
 from radazo_jax._src.workers.replica import Description, Reply

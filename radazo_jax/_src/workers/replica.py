@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from radazo_jax._src import checks, programs, trees, xla
-from radazo_jax._src.contracts import Points
-from radazo_jax._src.evaluators.vectorized import values_by_number, vectorized
+from radazo_jax._src.base import checks, programs, trees, xla
+from radazo_jax._src.estimates.contracts import Points
+from radazo_jax._src.estimates.vectorized import values_by_number, vectorized
 from radazo_jax._src.runs.journal import line_of_run
-from radazo_jax._src.runs.told import Stepper, begin
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, SolverState
+from radazo_jax._src.train.replay import Stepper, begin
 
 
 class Description(NamedTuple):

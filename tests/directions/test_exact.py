@@ -1,0 +1,91 @@
+"""Sums of squares that do not depend on the order: against Python's integers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from radazo_jax._src.directions import generator, norm
+from tests.helpers.tables import jit
+
+
+def normals(*shape):
+    def draw(key):
+        return generator.fast_normal(key, generator.positions(shape))
+
+    return jit(draw)(jax.random.key(7))
+
+
+def sum_of_squares(x, fraction):
+    """Compiled anew, whatever is patched."""
+    total = jit(lambda x: norm.sum_of_squares(x, fraction))(x)
+    return total, as_int(total)
+
+
+def as_int(total):
+    return int(total.hi) * 2**32 + int(total.lo)
+
+
+def units(x, fraction):
+    """The squares, rounded as float32 and then to units, summed without rounding."""
+    squares = np.square(np.asarray(x)).astype(np.float64).ravel()
+    return sum(int(u) for u in np.rint(squares * 2.0**fraction))
+
+
+@pytest.mark.parametrize(
+    "shape", [(0,), (), (2,), (300,), (50, 100), (300, 7, 40)], ids=str
+)
+def test_is_the_sum_of_integers(shape):
+    x = normals(*shape)
+    fraction = norm.fraction_bits(x.size)
+    total, found = sum_of_squares(x, fraction)
+    assert found == units(x, fraction)
+    expected = np.sum(np.square(np.asarray(x, np.float64)))
+    if x.size:
+        np.testing.assert_allclose(norm.as_float(total, fraction), expected, rtol=2e-7)
+
+
+@pytest.mark.parametrize("shape", [(40, 30, 90), (9000, 3), (20, 1)], ids=str)
+def test_leading_axes_are_summed_again(monkeypatch, shape):
+    monkeypatch.setattr(norm, "_MAX_AT_ONCE", 1000)
+    x = normals(*shape)
+    for fraction in (10, 30):
+        assert sum_of_squares(x, fraction)[1] == units(x, fraction)
+
+
+@pytest.mark.parametrize("log", [0, 10, 20, 24, 31, 36])
+def test_the_fraction_is_enough(log):
+    """The rounding of N squares to units, relative to their sum, N."""
+    fraction = norm.fraction_bits(2**log)
+    error = 2.0**-fraction / np.sqrt(12) * 2.0 ** (log / 2) / 2**log
+    assert error <= 2.0**-25
+    assert log + norm._INTEGER_BITS + fraction <= 64
+
+
+def test_is_the_same_where_integers_are_wider():
+    x = normals(500)
+    with jax.enable_x64(True):
+        total = jax.jit(lambda x: norm.sum_of_squares(x, 30))(x)
+    assert total.lo.dtype == jnp.uint32
+    assert as_int(total) == units(x, 30)
+
+
+def test_the_largest_normals_fit():
+    x = jnp.full((10,), 7.99, jnp.float32)
+    fraction = norm.fraction_bits(x.size)
+    assert sum_of_squares(x, fraction)[1] == units(x, fraction)
+
+
+def test_a_sum_of_nothing_can_be_divided_by():
+    total = norm.sum_of_squares(jnp.zeros(3), 48)
+    assert as_int(total) == 0
+    assert float(norm.as_float(total, 48)) == 2.0**-48
+
+
+def test_any_order_and_any_parts_make_the_same_bits():
+    x = normals(4000)
+    fraction = norm.fraction_bits(x.size)
+    whole = sum_of_squares(x, fraction)[1]
+    assert sum_of_squares(jnp.sort(x), fraction)[1] == whole
+    parts = [sum_of_squares(p, fraction)[1] for p in np.split(x, [1, 700])]
+    assert sum(parts) == whole
