@@ -10,7 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RECORDS = ROOT / "examples" / "research" / "records"
-PAGES = sorted(DOCS.rglob("*.md"))
+PAGES = sorted({*DOCS.rglob("*.md")} - {*(DOCS / "scripts").glob("*.md")})
 RESEARCH = sorted((DOCS / "research").glob("*.md"))
 NOTES = sorted(RECORDS.rglob("*.md"))
 MEASURED = "<summary>How the figures were measured</summary>"
@@ -37,7 +37,8 @@ def anchors(text):
 @pytest.fixture(scope="module")
 def words():
     pytest.importorskip("yaml")
-    spec = importlib.util.spec_from_file_location("words", DOCS / "words.py")
+    path = DOCS / "scripts" / "words.py"
+    spec = importlib.util.spec_from_file_location("words", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -59,6 +59,10 @@ class Function:
         """The value at the start minus the least value."""
         return float(self.fun(self.start)) - self.least
 
+    def changed(self, fun: Value, **fields: Any) -> "Function":
+        """Returns another function with this start, minimum and bounds."""
+        return dataclasses.replace(self, fun=fun, residuals=None, **fields)
+
 
 Family = Callable[[np.random.Generator, int], Function]
 

@@ -166,14 +166,8 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @campaign(__doc__)
-@options.some("--problems", of=PROBLEMS, text="Problems")
-@click.option(
-    "--distributions",
-    type=click.Choice(list(DISTRIBUTIONS)),
-    multiple=True,
-    default=["low_rank", "rademacher", "sphere"],
-    help="Of directions; can be repeated.",
-)
+@options.listed("--problems", of=PROBLEMS, text="Problems")
+@options.listed("--distributions", of=DISTRIBUTIONS, text="Of directions")
 @click.option("--steps", type=options.COUNT, default=2000)
 @click.option("--seeds", type=options.COUNT, default=5)
 def main(

@@ -144,7 +144,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 
 
 @common.experiment(__doc__, steps=10_000, seeds=5, fast=(40, 2))
-@options.some("--functions", "chosen", of=functions.PROBLEMS, text="Functions")
+@options.listed("--functions", "chosen", of=functions.PROBLEMS, text="Functions")
 @click.option("--name", default="synthetic", help="Of the JSON and the PNG.")
 def main(size: common.Size, chosen: Sequence[str], name: str) -> None:
     dimension = 200 if size.fast else DIMENSION

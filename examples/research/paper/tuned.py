@@ -30,7 +30,7 @@ import radazo_jax as zo
 from common import figures
 from common.record import array
 from common.tables import Table
-from paper import common, functions, theory
+from paper import common, functions
 from paper.common import COLORS, METHODS
 
 DIMENSION = 1000
@@ -273,7 +273,7 @@ def summary(content: dict[str, Any]) -> Table:
     caption = (
         "ZO-AdaMM over R-AdaZO, each at its best η: evaluations (above 1, R-AdaZO "
         "needs fewer), and the best η itself (predicted: "
-        f"{theory.step_ratio(0.9):.2f} and {theory.step_ratio(0.99):.1f})"
+        f"{common.step_ratio(0.9):.2f} and {common.step_ratio(0.99):.1f})"
     )
     return Table(caption, headers, rows)
 

@@ -43,9 +43,13 @@ def test_the_searched_rate_loses_nothing():
         "rule × 8/3": [None, 2.0],
         "rule × 4/3": [0.0, 0.0],
     }
-    found = minibatches.lost({"start": 5.0, "ends": ends})
+    row = {"start": 5.0, "ends": ends}
+    found = minibatches.lost(row)
     np.testing.assert_array_equal(found["searched"], [0, 0])
     np.testing.assert_array_equal(found["rule × 8/3"], [np.inf, 0.25])
     np.testing.assert_array_equal(found[minibatches.RULE], [0.5, 0.25])
-    best = minibatches.lost({"start": 5.0, "ends": ends}, "best")
+    best = minibatches.lost(row, "best")
     np.testing.assert_array_equal(best[minibatches.RULE], [0.6, 0.4])
+    # The start does not count.
+    assert minibatches.ratio(row, minibatches.SEARCHED) == 0
+    np.testing.assert_allclose(minibatches.ratio(row, minibatches.RULE), np.log(2.5))

@@ -44,7 +44,7 @@ def _package_of(frame: types.FrameType) -> str:
     return name.partition(".")[0]
 
 
-def check_passed(**needed: Any) -> None:
+def require_arguments(**needed: Any) -> None:
     """Raises unless an update has got the arguments that it needs.
 
     Args:

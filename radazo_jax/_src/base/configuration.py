@@ -14,7 +14,7 @@ from radazo_jax._src.base.names import check_arguments
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-# The number of objects that a constructor of `one_for_equal` keeps, at most.
+# The number of objects that a constructor of `cached_constructor` keeps, at most.
 _MOST_KEPT = 64
 
 
@@ -102,7 +102,7 @@ def check_fields(configuration: Configuration) -> None:
             )
 
 
-def one_for_equal(constructor: Callable[_P, _T]) -> Callable[_P, _T]:
+def cached_constructor(constructor: Callable[_P, _T]) -> Callable[_P, _T]:
     """A constructor that returns the same object for equal, hashable arguments.
 
     Optax's transformations are pairs of functions, which are compared by identity, so

@@ -240,7 +240,7 @@ class MethodRun(Steps):
         self.rows.append(row)
         self._seconds, self.last_failure = row["seconds"], self._tally.last_failure
         self.budget.arrived = 0
-        self.budget.saw(value, 0)
+        self.budget.count_step(value, 0)
         self.best = self.best_of()
 
     def _asked(

@@ -14,7 +14,7 @@ import jax
 import optax
 
 from radazo_jax._src.base import checks
-from radazo_jax._src.base.configuration import one_for_equal
+from radazo_jax._src.base.configuration import cached_constructor
 from radazo_jax._src.estimates.contracts import GradientTransformationExtraArgs
 from radazo_jax._src.optimizers.in_place import chain_in_place
 from radazo_jax._src.optimizers.moments import (
@@ -26,7 +26,7 @@ from radazo_jax._src.optimizers.moments import (
 from radazo_jax._src.optimizers.replayed import scale_by_replayed_radazo
 
 
-@one_for_equal
+@cached_constructor
 def radazo(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
@@ -113,7 +113,7 @@ def radazo(
     return _at_rate(learning_rate, scale_by_radazo(*shared, mu_dtype))
 
 
-@one_for_equal
+@cached_constructor
 def zo_adamm(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
@@ -179,7 +179,7 @@ def zo_adamm(
     return _at_rate(learning_rate, scale_by_zo_adamm(*shared, mu_dtype, amsgrad))
 
 
-@one_for_equal
+@cached_constructor
 def zo_rmsprop(
     learning_rate: optax.ScalarOrSchedule,
     b2: jax.typing.ArrayLike = 0.99,
@@ -238,7 +238,7 @@ def zo_rmsprop(
     return _at_rate(learning_rate, with_float32_moments(scaled))
 
 
-@one_for_equal
+@cached_constructor
 def zo_sgd(
     learning_rate: optax.ScalarOrSchedule,
     momentum: jax.typing.ArrayLike | None = None,
@@ -293,7 +293,7 @@ def zo_sgd(
     )
 
 
-@one_for_equal
+@cached_constructor
 def zo_signsgd(
     learning_rate: optax.ScalarOrSchedule,
 ) -> GradientTransformationExtraArgs:

@@ -83,7 +83,7 @@ def anchored_decay(
         **extra_args: Any,
     ) -> tuple[optax.Updates, AnchoredDecayState]:
         del extra_args
-        checks.check_passed(params=params)
+        checks.require_arguments(params=params)
 
         def pulled(g: jax.Array, p: jax.Array, a: jax.Array) -> jax.Array:
             distance = wide(p) - wide(a).astype(wide(p).dtype)
@@ -178,7 +178,7 @@ def keep_params_in(
         state: optax.EmptyState,
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, optax.EmptyState]:
-        checks.check_passed(params=params)
+        checks.require_arguments(params=params)
         projected = projection(optax.apply_updates(params, updates))
         return optax.tree.sub(projected, params), state
 

@@ -292,7 +292,7 @@ def _walk(
     """Adds the updates to the parameters; without `finish`, returns the updates."""
     window, max_directions = state.history.coefficient.shape
     coefficients, latest = _check_combination(combination, max_directions)
-    checks.check_passed(params=params)
+    checks.require_arguments(params=params)
     index = state.count % window
     history = state.history.with_step(index, coefficients, latest)
     dtype = history.coefficient.dtype

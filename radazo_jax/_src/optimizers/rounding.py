@@ -99,7 +99,7 @@ def stochastic_rounding(key: jax.typing.ArrayLike) -> GradientTransformationExtr
         **extra_args: Any,
     ) -> tuple[optax.Updates, StochasticRoundingState]:
         del extra_args
-        checks.check_passed(params=params)
+        checks.require_arguments(params=params)
         treedef: Any = jax.tree.structure(params)
         leaves = jax.tree.leaves(params)
         if positions is None:

@@ -208,9 +208,9 @@ class Budget:
         by_evaluations = (self._most - self.evaluations) // self.size
         return int(min(self.num_steps - self.steps, by_evaluations))
 
-    def saw(self, value: Any, evaluations: int) -> None:
+    def count_step(self, value: Any, evaluations: int) -> None:
         """Counts a step with this value and so many evaluations."""
-        self.took(1, evaluations, self.progress.after(value))
+        self.count_chunk(1, evaluations, self.progress.after(value))
 
     def allowed(self, evaluations: Sequence[int]) -> int:
         """Returns how many of the first steps are allowed, by their evaluations."""
@@ -237,7 +237,7 @@ class Budget:
         left = self._most - self._kept() - self.evaluations
         return int(max(min(left, states.MOST_STEPS), 0))
 
-    def took(self, steps: int, evaluations: int, progress: Progress) -> None:
+    def count_chunk(self, steps: int, evaluations: int, progress: Progress) -> None:
         """Counts steps with so many evaluations, which led to this progress."""
         self.steps += steps
         self.evaluations += evaluations

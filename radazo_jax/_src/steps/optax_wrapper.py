@@ -140,7 +140,7 @@ def estimate_gradient(
         **others: Any,
     ) -> tuple[Any, EstimateGradientState]:
         del updates
-        checks.check_passed(params=params)
+        checks.require_arguments(params=params)
         _check_not_masked(params)
         loss = _checked(obj_fn if value_fn is None else value_fn)
         params = checks.as_params(params)

@@ -141,7 +141,7 @@ class OneByOne(Steps, abc.ABC):
         self.rows.append(row)
         self._record = record
         self.last_failure = (self.last_failure, *record.failures)[-1]
-        self.budget.saw(self._value_of(record, row), len(record.values))
+        self.budget.count_step(self._value_of(record, row), len(record.values))
 
     def report(self) -> Report:
         assert self._record is not None

@@ -93,7 +93,7 @@ class Compiled(Steps):
             number = self.budget.evaluations + int(np.sum(found["evaluations"][:i]))
             self.best = Best(None, float(value), number)
         evaluations = int(np.sum(found["evaluations"]))
-        self.budget.took(taken, evaluations, jax.device_get(reached))
+        self.budget.count_chunk(taken, evaluations, jax.device_get(reached))
         return taken
 
     def figures(self) -> dict[str, str]:

@@ -227,7 +227,7 @@ class Driver(loop.Steps):
         if value < self.best.value:
             self.best = Best(None, float(value), self.budget.evaluations + i)
         self.last_failure = (self.last_failure, *record.failures)[-1]
-        self.budget.saw(value, len(record.values))
+        self.budget.count_step(value, len(record.values))
         self.rows.append(history.of_record(record))
 
     def figures(self) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Draws the pictures of the home page, for light and dark pages.
 
-    python docs/pictures.py
+    python docs/scripts/pictures.py
 
 It makes `docs/images/step_light.png`, `docs/images/card_*_light.png`, and the same for
 dark pages. Points and curves come from runs, or from records in the repository.
@@ -20,7 +20,7 @@ import numpy as np
 
 import radazo_jax as zo
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "docs" / "images"
 MODELS = ROOT / "examples" / "llm" / "research" / "records"
 MEMORY = ROOT / "examples" / "research" / "records" / "benchmarks"

@@ -12,7 +12,7 @@ import re
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.pages import Page
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\n]*)\]\((?P<target>[^)\s:#]+)(?:#[^)\s]*)?\)")
 
 

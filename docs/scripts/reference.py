@@ -82,5 +82,5 @@ def _table(lines: re.Match[str]) -> str:
 
 @functools.cache
 def _package() -> griffe.Object | griffe.Alias:
-    root = pathlib.Path(__file__).parents[1]
+    root = pathlib.Path(__file__).parents[2]
     return griffe.load("radazo_jax", search_paths=[root])
