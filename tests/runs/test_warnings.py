@@ -230,12 +230,7 @@ def in_a_loop(sample):
 
 CALLS = {
     "minimize": lambda sample: zo.train(
-        fit,
-        jnp.float32(3.0),
-        *DESCENT,
-        sample=sample,
-        num_steps=2,
-        progress=False,
+        fit, jnp.float32(3.0), *DESCENT, sample=sample, num_steps=2, progress=False
     ),
     "solver": in_a_loop,
     "a rate": lambda s: zo.find_learning_rate(fit, jnp.float32(3.0), 9, sample=s),
