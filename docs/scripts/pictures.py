@@ -1,14 +1,16 @@
-"""Draws the pictures of the home page, for light and dark pages.
+"""Draws the pictures of pages, for light and dark pages, and for small screens.
 
-    python docs/scripts/pictures.py
+    python docs/scripts/pictures.py [NAME ...]
 
-It makes `docs/images/step_light.png`, `docs/images/card_*_light.png`, and the same for
-dark pages. Points and curves come from runs, or from records in the repository.
+It makes `docs/images/NAME_light.png` and `NAME_dark.png`, and `NAME_narrow_light.png`
+and `NAME_narrow_dark.png` if a small screen needs another layout. Points and curves
+come from runs, or from records in the repository.
 """
 
 import itertools
 import json
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ import jax.numpy as jnp
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.text import Text
 
 import radazo_jax as zo
 
@@ -25,6 +28,7 @@ IMAGES = ROOT / "docs" / "images"
 MODELS = ROOT / "examples" / "llm" / "research" / "records"
 MEMORY = ROOT / "examples" / "research" / "records" / "benchmarks"
 BOARD = ROOT / "examples" / "research" / "records" / "board"
+NARROW = 3.6  # Inches, which a small screen shows as 358 pixels.
 
 
 class Colors(NamedTuple):
@@ -38,8 +42,8 @@ class Colors(NamedTuple):
 
 
 SCHEMES = {
-    "light": Colors("#222222", "#9aa0a6", "#3f51b5", "#d84315", "#c9cde3"),
-    "dark": Colors("#e6e6e6", "#7d838a", "#8c9eff", "#ff8a65", "#43496b"),
+    "light": Colors("#222222", "#6a7178", "#3f51b5", "#c63c10", "#c9cde3"),
+    "dark": Colors("#e6e6e6", "#979da4", "#8c9eff", "#ff8a65", "#43496b"),
 }
 
 
@@ -60,6 +64,7 @@ def levels(axes: plt.Axes, colors: Colors) -> None:
 
 def bare(axes: plt.Axes) -> None:
     """Removes the frame, the ticks and the background."""
+    axes.set(xticks=(), yticks=())
     axes.axis("off")
     axes.patch.set_alpha(0)
 
@@ -91,11 +96,12 @@ def estimate() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return theta, points, pulls, after
 
 
-def step(colors: Colors) -> plt.Figure:
+def step(colors: Colors, narrow: bool) -> plt.Figure:
     """Draws one step: the points, their differences, the estimate and the move."""
     theta, points, pulls, after = estimate()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(5.4, 2.7))
-    figure.subplots_adjust(0, 0, 1, 0.9, wspace=0.03)
+    shape, size = ((2, 1), (NARROW, 6.3)) if narrow else ((1, 2), (5.4, 2.7))
+    figure, (left, right) = plt.subplots(*shape, figsize=size)
+    figure.subplots_adjust(0, 0, 1, 0.95 if narrow else 0.9, wspace=0.03, hspace=0.1)
     titles = "1  Evaluate f at K points", "2  Estimate, and step"
     for axes, title in zip((left, right), titles, strict=True):
         levels(axes, colors)
@@ -156,7 +162,7 @@ def memory(colors: Colors) -> plt.Figure:
     """Draws memory in multiples of inference, from the records of compiled programs."""
     figure, axes = card()
     bars = {"Inference": 1.0, "R-AdaZO": replayed(), "Adam": backpropagation()}
-    fills = [colors.quiet, colors.main, colors.quiet]
+    fills = [colors.levels, colors.main, colors.levels]
     drawn = axes.barh(list(bars), list(bars.values()), color=fills, height=0.62)
     for bar, (name, value) in zip(drawn, bars.items(), strict=True):
         y, inside = bar.get_y() + bar.get_height() / 2, value > 3
@@ -218,30 +224,51 @@ def reward(colors: Colors) -> plt.Figure:
 
 
 def simulator(colors: Colors) -> plt.Figure:
-    """Draws the points of a run of a Python function in bounds."""
-    points = []
+    """Draws the simulation of the home page, at the start and at its best point."""
+    at = 0.01 * np.arange(1000)
 
-    def simulate(x: np.ndarray) -> float:
-        points.append(np.array(x))
-        return float(np.hypot(x[0] - 1.6, 2 * (x[1] + 0.5)) + 0.2 * np.round(2 * x[1]))
+    def positions(x: np.ndarray) -> np.ndarray:
+        found, position, speed = [], 0.0, 0.0
+        for _ in at:
+            speed += 0.01 * (x[0] * (1 - position) - x[1] * speed)
+            position += 0.01 * speed
+            found.append(position)
+        return np.array(found)
 
-    zo.minimize(
-        simulate,
-        np.array([-1.5, 0.6]),
-        zo.methods.evolution(),
-        bounds=([-2.0, -1.0], [1.2, 1.0]),
-        max_evaluations=90,
-        progress=False,
-    )
+    def settling_time(x: np.ndarray) -> float:
+        return 0.01 * float(np.flatnonzero(np.abs(positions(x) - 1) > 0.02)[-1] + 1)
+
+    start, settings = np.ones(2), {"bounds": (0.1, 20), "progress": False}
+    best = zo.minimize(settling_time, start, **settings).best
     figure, axes = card()
-    box = plt.Rectangle((-2, -1), 3.2, 2, fill=False, ec=colors.text, lw=1.5)
-    axes.add_patch(box)
-    found = np.array(points)
-    shades = np.linspace(0.25, 1, len(found))
-    axes.scatter(*found.T, color=colors.main, s=16, alpha=shades, lw=0)
-    best = found[np.argmin([simulate(x) for x in found])]
-    axes.plot(*best, "*", color=colors.accent, ms=16)
-    axes.set(xlim=(-2.9, 2.1), ylim=(-1.15, 1.15), aspect="equal")
+    axes.axhspan(0.98, 1.02, color=colors.levels)
+    for x, color in ((start, colors.quiet), (best.params, colors.accent)):
+        axes.plot(at, positions(x), color=color, lw=2)
+        axes.axvline(settling_time(x), color=color, ls=":", lw=1.2)
+    said = {"fontsize": 9, "va": "center"}
+    axes.text(1.0, 0.15, f"best: {best.value:.2f} s", color=colors.accent, **said)
+    words = f"start: {settling_time(start):.2f} s"
+    axes.text(7.8, 0.15, words, color=colors.quiet, ha="right", **said)
+    axes.set(xlim=(-0.2, 10.0), ylim=(-0.05, 1.35))
+    return figure
+
+
+def loop(colors: Colors) -> plt.Figure:
+    """Draws the loss of the training loop of the home page."""
+    x = jax.random.normal(jax.random.key(0), (64, 3))
+    y = jnp.sign(x @ jnp.array([1.0, -2.0, 0.5]))
+
+    def errors(params: jax.Array) -> jax.Array:
+        return jnp.mean((jnp.sign(x @ params) - y) ** 2)
+
+    method = zo.radazo(1e-2), zo.forward_difference(smoothing=0.5)
+    start, settings = jnp.ones(3), {"num_steps": 300, "progress": False}
+    values = np.asarray(zo.train(errors, start, *method, key=1, **settings).values)
+    figure, axes = card()
+    axes.fill_between(range(300), values, color=colors.levels)
+    axes.plot(values, color=colors.main, lw=1.8)
+    axes.text(290, 0.9 * values.max(), "loss", color=colors.text, ha="right")
+    axes.set_ylim(0)
     return figure
 
 
@@ -253,10 +280,11 @@ def devices(colors: Colors) -> plt.Figure:
         x, y = i % 4, 0.62 if i < 4 else -0.62
         axes.plot((x, x), (0, y), color=colors.quiet, lw=1.2, zorder=0)
         corner = (x - 0.4, y - 0.3)
-        axes.add_patch(plt.Rectangle(corner, 0.8, 0.6, color=colors.main))
-        said = f"$f(\\theta+\\mu u_{i + 1})$"
-        axes.text(x, y, said, color="white", fontsize=6.5, ha="center", va="center")
-    axes.text(1.5, 0.06, "4 bytes", color=colors.text, fontsize=8, ha="center")
+        frame = {"fill": False, "edgecolor": colors.main, "linewidth": 1.5}
+        axes.add_patch(plt.Rectangle(corner, 0.8, 0.6, **frame))
+        said = f"$f(\\theta_{i + 1})$"
+        axes.text(x, y, said, color=colors.text, fontsize=9, ha="center", va="center")
+    axes.text(1.5, 0.06, "4 bytes", color=colors.text, fontsize=9, ha="center")
     axes.set(xlim=(-0.5, 3.5), ylim=(-1.0, 1.0))
     return figure
 
@@ -276,65 +304,44 @@ def machines(colors: Colors) -> plt.Figure:
     return figure
 
 
-# The map of tools: a node has a place and a text; answers lead to the next one. A tool
-# has a frame.
-QUESTIONS = {
-    "gradient": (0.0, 3.0, "Does jax.grad work,\nand fit in memory?"),
-    "network": (0.0, 2.0, "A network or\na language model?"),
-    "score": (0.0, 1.0, "Is the loss a reward\nof generated text?"),
-    "traced": (2.2, 2.0, "More than 10,000\nparameters?"),
-    "slow": (2.2, 1.0, "Is an evaluation\nslow?"),
-}
-TOOLS = {
-    "optax": (2.2, 3.0, "jax.grad and Optax"),
-    "radazo": (0.0, 0.0, "zo.train, or\nzo.value_and_grad"),
-    "shaping": (-2.2, 1.0, "zo.evolution_strategy"),
-    "many": (4.4, 2.0, "zo.train"),
-    "workers": (4.4, 1.0, "zo.minimize\nwith workers, journal"),
-    "minimize": (2.2, 0.0, "zo.minimize"),
-}
-ANSWERS = (
-    ("gradient", "optax", "yes"),
-    ("gradient", "network", "no"),
-    ("network", "score", "yes"),
-    ("network", "traced", "no"),
-    ("score", "shaping", "yes"),
-    ("score", "radazo", "no"),
-    ("traced", "many", "yes"),
-    ("traced", "slow", "no"),
-    ("slow", "workers", "yes"),
-    ("slow", "minimize", "no"),
+# The map of tools: a question, and the tool if its answer is yes. The last tool is for
+# functions without a yes.
+QUESTIONS = (
+    ("Does jax.grad\nwork, and fit\nin memory?", "jax.grad\nand Optax"),
+    ("A reward of\ngenerated\ntext?", "zo.evolution_\nstrategy"),
+    ("A network, or\nover 10,000\nparameters?", "zo.train"),
+    ("A sum of\nsquares?", "zo.minimize\nleast_squares"),
+    ("Are there\ncategories?", "Optuna"),
+    ("Whole\nnumbers?", "zo.minimize\nstep=1"),
 )
+LAST = "zo.minimize"
 
 
-def tools(colors: Colors) -> plt.Figure:
+def tools(colors: Colors, narrow: bool) -> plt.Figure:
     """The map that leads from a function to a tool."""
-    figure, axes = plt.subplots(figsize=(9.6, 4.2), layout="constrained")
-    figure.patch.set_alpha(0)
+    size = (NARROW, 5.6) if narrow else (9.6, 2.2)
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
     bare(axes)
-    nodes = QUESTIONS | TOOLS
-    for start, end, answer in ANSWERS:
-        (x, y, _), (to_x, to_y, _) = nodes[start], nodes[end]
-        far = np.array([0.98, 0.0]) if y == to_y else np.array([0.0, 0.27])
-        away = np.sign([to_x - x, to_y - y])
-        begun, done = np.array([x, y]) + far * away, np.array([to_x, to_y]) - far * away
-        arrow(axes, begun, done, colors.quiet, 1.2)
-        beside = (begun + done) / 2 + (np.array([0, 0.1]) if y == to_y else [0.16, 0])
-        axes.text(*beside, answer, color=colors.quiet, fontsize=9, ha="center")
-    for name, (x, y, text) in nodes.items():
-        tool = name in TOOLS
-        frame = {"boxstyle": "round,pad=0.45", "facecolor": "none", "linewidth": 1.4}
-        frame["edgecolor"] = colors.main if tool else "none"
-        font = {"family": "monospace" if tool else "sans-serif", "fontsize": 9}
-        axes.text(
-            *(x, y, text),
-            **font,
-            color=colors.main if tool else colors.text,
-            ha="center",
-            va="center",
-            bbox=frame,
-        )
-    axes.set(xlim=(-3.3, 5.5), ylim=(-0.4, 3.4))
+    across, down = np.array([[0.0, -1.0], [1.0, 0.0]] if narrow else np.diag([1, -1.0]))
+    far = np.array([0.4, 0.3] if narrow else [0.44, 0.3])
+    frame = {"boxstyle": "round,pad=0.45", "facecolor": "none", "linewidth": 1.4}
+    frame["edgecolor"] = colors.main
+    style = {"fontsize": 9, "ha": "center", "va": "center"}
+    tool = style | {"family": "monospace", "color": colors.main, "bbox": frame}
+    for i, (question, found) in enumerate(QUESTIONS):
+        at = i * across
+        axes.text(*at, question, color=colors.text, **style)
+        axes.text(*(at + down), found, **tool)
+        for way, answer in ((down, "yes"), (across, "no")):
+            begun, end = at + far * way, at + way - far * way
+            arrow(axes, begun, end, colors.quiet, 1.2)
+            beside = (begun + end) / 2 + (
+                [0.0, 0.13] if way[0] else [0.12 if narrow else 0.17, 0.0]
+            )
+            axes.text(*beside, answer, color=colors.quiet, **style)
+    axes.text(*(len(QUESTIONS) * across), LAST, **tool)
+    edges = (-0.5, 1.45, -6.25, 0.4) if narrow else (-0.5, 6.5, -1.35, 0.35)
+    axes.axis(edges)
     return figure
 
 
@@ -361,10 +368,11 @@ CLASSES = {
 }
 
 
-def board(colors: Colors) -> plt.Figure:
+def board(colors: Colors, narrow: bool) -> plt.Figure:
     """Draws the share of targets that tools reach within 30 (d + 1) evaluations."""
     rows = json.loads((BOARD / "classes.json").read_bytes())["rows"]
-    figure, axes = plt.subplots(figsize=(7.4, 3.8), layout="constrained")
+    size = (NARROW, 4.6) if narrow else (7.4, 3.8)
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
     axes.patch.set_alpha(0)
     for tool, (name, mark) in COMPARED.items():
         ours = tool == "default"
@@ -379,15 +387,23 @@ def board(colors: Colors) -> plt.Figure:
     axes.set_yticks(range(len(CLASSES)), CLASSES.values(), color=colors.text)
     axes.invert_yaxis()
     axes.set_xlim(-3, 103)
-    axes.set_xlabel("share of targets reached, in percent", color=colors.text)
+    axes.set_xlabel("targets reached, in percent", color=colors.text)
     axes.tick_params(colors=colors.text, length=0)
     axes.grid(axis="y", color=colors.levels, lw=0.8)
     for side in axes.spines.values():
         side.set_visible(False)
-    axes.legend(
-        loc="upper left", bbox_to_anchor=(1, 1), frameon=False, labelcolor=colors.text
-    )
+    named(figure, axes, colors, narrow)
     return figure
+
+
+def named(figure: plt.Figure, axes: plt.Axes, colors: Colors, narrow: bool) -> None:
+    """Adds the names of lines: above the panel on a small screen, or next to it."""
+    style = {"frameon": False, "labelcolor": colors.text}
+    if narrow:
+        figure.legend(loc="outside upper center", ncols=2, fontsize=9, **style)
+        axes.tick_params(labelsize=9)
+    else:
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), **style)
 
 
 def share(rows: list[dict[str, Any]], kind: str, tool: str) -> float:
@@ -405,7 +421,7 @@ def share(rows: list[dict[str, Any]], kind: str, tool: str) -> float:
 KINDS = {"differences": "levels", "line search": "accent", "population": "main"}
 
 
-def decides(colors: Colors) -> plt.Figure:
+def decides(colors: Colors, narrow: bool) -> plt.Figure:
     """Draws the values of a run of the default method, by the kind of their step."""
     size, found, best = 8, {name: [] for name in KINDS}, []
 
@@ -423,46 +439,119 @@ def decides(colors: Colors) -> plt.Figure:
             best.append(min([value, *best[-1:]]))
 
     zo.minimize(fun, np.zeros(size), max_evaluations=160, progress=False, callback=see)
-    figure, axes = plt.subplots(figsize=(7.4, 3.0), layout="constrained")
-    axes.patch.set_alpha(0)
+    figure, axes = panel(colors, narrow)
     axes.plot(best, color=colors.quiet, lw=1.2, label="lowest so far")
     for name, points in found.items():
         if points:
             x, y = np.transpose(points)
             axes.scatter(x, y, s=14, color=getattr(colors, KINDS[name]), label=name)
     axes.set_yscale("log")
-    axes.set_xlabel("evaluations", color=colors.text)
     axes.set_ylabel("value", color=colors.text)
-    axes.tick_params(colors=colors.text, which="both")
-    for side in axes.spines.values():
-        side.set_color(colors.quiet)
-    axes.legend(frameon=False, labelcolor=colors.text)
+    named(figure, axes, colors, narrow)
     return figure
 
 
-PICTURES: dict[str, Callable[[Colors], plt.Figure]] = {
-    "step": step,
+def panel(colors: Colors, narrow: bool) -> tuple[plt.Figure, plt.Axes]:
+    """An empty panel over evaluations."""
+    size = (NARROW, 3.2) if narrow else (7.4, 3.0)
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    axes.patch.set_alpha(0)
+    axes.set_xlabel("evaluations", color=colors.text)
+    axes.tick_params(colors=colors.text, which="both")
+    axes.spines[["top", "right"]].set_visible(False)
+    for side in axes.spines.values():
+        side.set_color(colors.quiet)
+    return figure, axes
+
+
+# Lines of the tools of a comparison: a color of the scheme, and a style.
+LINES = {
+    "default method": ("accent", "-"),
+    "R-AdaZO": ("main", "-"),
+    "pycma": ("quiet", "-"),
+    "Nevergrad": ("quiet", "--"),
+}
+
+
+def compared(
+    colors: Colors, narrow: bool, name: str, label: str, sign: float = 1.0
+) -> plt.Figure:
+    """Draws the best values so far of a comparison: all seeds, and their mean."""
+    record = json.loads((ROOT / f"docs/black_boxes/{name}.json").read_bytes())
+    figure, axes = panel(colors, narrow)
+    for tool, (color, style) in LINES.items():
+        curves = sign * np.array(record["runs"][tool]["curves"])
+        last = record["settings"]["evaluations"] - 1
+        at = np.linspace(0, last, len(curves[0])).astype(int) + 1
+        color = getattr(colors, color)
+        axes.plot(at, curves.T, style, color=color, lw=0.7, alpha=0.5)
+        axes.plot(at, curves.mean(axis=0), style, color=color, lw=2, label=tool)
+    axes.set_ylabel(label, color=colors.text)
+    named(figure, axes, colors, narrow)
+    return figure
+
+
+def int8(colors: Colors, narrow: bool) -> plt.Figure:
+    """Draws the errors of the int8 model."""
+    return compared(colors, narrow, "onnx_int8", "share of errors")
+
+
+def pipeline(colors: Colors, narrow: bool) -> plt.Figure:
+    """Draws the cross-validated score of the pipeline."""
+    return compared(colors, narrow, "pipeline", "1 − R², cross-validated")
+
+
+def robot(colors: Colors, narrow: bool) -> plt.Figure:
+    """Draws the return of the robot."""
+    return compared(colors, narrow, "mujoco_policy", "return", -1.0)
+
+
+CARDS: dict[str, Callable[[Colors], plt.Figure]] = {
     "card_network": network,
     "card_memory": memory,
     "card_reward": reward,
     "card_simulator": simulator,
+    "card_loop": loop,
     "card_devices": devices,
     "card_machines": machines,
+}
+PICTURES: dict[str, Callable[[Colors, bool], plt.Figure]] = {
+    "step": step,
     "tools": tools,
     "board": board,
     "decides": decides,
+    "onnx_int8": int8,
+    "pipeline": pipeline,
+    "mujoco_policy": robot,
 }
 
 
+def save(figure: plt.Figure, name: str) -> None:
+    """Writes a picture with a transparent background.
+
+    It says the size of its smallest letters, as a share of its width, and the colors of
+    all letters.
+    """
+    figure.patch.set_alpha(0)
+    figure.canvas.draw()
+    texts = figure.findobj(lambda x: isinstance(x, Text) and x.get_text().strip())
+    sizes = [x.get_fontsize() / 72 / figure.get_figwidth() for x in texts]
+    colors = sorted({matplotlib.colors.to_hex(x.get_color()) for x in texts})
+    said = {"Letters": f"{min(sizes, default=1.0):.5f}", "Colors": " ".join(colors)}
+    figure.savefig(IMAGES / f"{name}.png", dpi=240, metadata=said)
+    plt.close(figure)
+
+
 def main() -> None:
-    """Draws each picture in both schemes, with a transparent background."""
+    """Draws the pictures that are named, or all, in both schemes and layouts."""
     matplotlib.use("Agg")
-    for name, draw in PICTURES.items():
-        for scheme, colors in SCHEMES.items():
-            figure = draw(colors)
-            figure.patch.set_alpha(0)
-            figure.savefig(IMAGES / f"{name}_{scheme}.png", dpi=240, metadata={})
-            plt.close(figure)
+    names = sys.argv[1:] or [*CARDS, *PICTURES]
+    for name, (scheme, colors) in itertools.product(names, SCHEMES.items()):
+        if name in CARDS:
+            save(CARDS[name](colors), f"{name}_{scheme}")
+        else:
+            save(PICTURES[name](colors, False), f"{name}_{scheme}")
+            save(PICTURES[name](colors, True), f"{name}_narrow_{scheme}")
 
 
 if __name__ == "__main__":

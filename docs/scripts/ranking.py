@@ -8,6 +8,7 @@ BOOSTS = {
     "guides/": 2.0,
     "recipes/": 2.0,
     "faq.md": 2.0,
+    "api/minimize.md": 4.0,
     "research/": 0.5,
 }
 
