@@ -424,7 +424,7 @@ def test_a_loss_that_divides_all_axes_is_referred_to_this_evaluator():
         return jax.shard_map(local, in_specs=(P(), P("data")), out_specs=P())(params, x)
 
     params, x = problem()
-    estimator = ESTIMATORS["forward"](DISTRIBUTIONS["sphere"], 5, 0.1)
+    estimator = ESTIMATORS["forward"](Hashed(), 5, 0.1)
 
     def value(evaluator):
         with jax.set_mesh(mesh_of(2, 2, types=AxisType.Auto)):
