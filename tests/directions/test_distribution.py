@@ -13,7 +13,6 @@ from radazo_jax._src.directions.distribution import elements, stored
 from radazo_jax._src.directions.layout import layout_of
 from tests.helpers.tables import (
     DISTRIBUTIONS,
-    assert_same_draws,
     covariance,
     every,
     jit,
@@ -22,8 +21,6 @@ from tests.helpers.tables import (
 
 SHAPES = {"b": (2,), "s": (), "w": (2, 3)}
 PARAMS = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
-# Normalized, packed, packed by number, by number, and custom.
-OF_EACH_KIND = ("sphere", "rademacher", "orthonormal", "coordinate in turn", "smooth")
 
 
 @pytest.fixture(params=DISTRIBUTIONS)
@@ -55,17 +52,6 @@ def test_covariance_is_the_identity_over_the_factor(name):
     standard_error = products.std(0) / np.sqrt(num)
     assert (abs(error) <= 4.5 * standard_error + 1e-7).all()
     assert (abs(u.mean(0)) <= 4.5 * u.std(0) / np.sqrt(num) + 1e-7).all()
-
-
-@pytest.mark.parametrize("name", every(OF_EACH_KIND, "sphere", "rademacher"))
-def test_how_the_coordinates_are_cut_into_leaves_does_not_matter(name):
-    distribution, tree = (
-        DISTRIBUTIONS[name],
-        {"a": jnp.zeros((2, 2)), "b": jnp.zeros(5)},
-    )
-    for seed in range(4):
-        one = draw(distribution, seed, jnp.zeros(9))
-        assert_same_draws(name, flat(draw(distribution, seed, tree)), one)
 
 
 def test_a_direction_is_small_whatever_the_parameters(distribution):
