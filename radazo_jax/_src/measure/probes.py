@@ -10,7 +10,7 @@ import optax
 from jax import lax
 
 from radazo_jax._src.base import checks, programs, trees, xla
-from radazo_jax._src.directions import sums
+from radazo_jax._src.directions import storage
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.estimates.contracts import Evaluator, Points, check_evaluator
 from radazo_jax._src.estimates.differences import check_distribution
@@ -96,7 +96,7 @@ def _losses(
         loss = probe.loss_of(key, of)
         own, distribution = step.key_of(key, of, step.DIRECTIONS), probe.distribution
         layout = transform.layout_for(distribution, loss, params)
-        directions = sums.sample_one(distribution, own, layout)
+        directions = storage.sample_one(distribution, own, layout)
         if not isinstance(probe.evaluator, Vectorized):
             points = Points(directions, distances[None], False, layout)
             points = probe.evaluator.cache(points)
