@@ -426,7 +426,7 @@ def _drawn_once(
     found: dict[Part, jax.Array] = {}
     for group, together in zip(groups, drawn, strict=True):
         shapes = [part.shape for part in group]
-        split = jax.vmap(functools.partial(generator.split, shapes=shapes))
+        split = jax.vmap(functools.partial(generator.split_flat, shapes=shapes))
         alone = len(group) == 1
         arrays = split(together) if alone else xla.compute_once(split, together)
         found |= zip(group, arrays, strict=True)

@@ -123,7 +123,7 @@ def store(directions: Direction, layout: Layout) -> Direction:
         scale = jax.vmap(functools.partial(norm.inverse_norm_of, distribution))(stored)
     if at_once:
         flat = jax.vmap(lambda elements: elements.values())(stored[0])
-        parts = generator.split(flat[0], [leaf.shape for leaf in layout.leaves])
+        parts = generator.split_flat(flat[0], [leaf.shape for leaf in layout.leaves])
         stored = tuple(DenseElements(part[None]) for part in parts)
     return dataclasses.replace(directions, cached=stored, scale=scale)
 

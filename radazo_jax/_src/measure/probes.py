@@ -74,7 +74,9 @@ class Probe(NamedTuple):
             # In turn whatever the batch size, so that the loss is compiled once.
             given = np.resize(given, _MOST[1])
             run = self._replace(evaluator=vectorized(batch_size=1))
-        counts = [trees.number(n, np.int32) for n in (num_directions, len(distances))]
+        counts = [
+            trees.as_scalar(n, np.int32) for n in (num_directions, len(distances))
+        ]
         args = params, key, jnp.asarray(given), *counts
         found = np.asarray(programs.of(_losses, run, *args)(*args), np.float64)
         return found[:num_directions, : len(distances)]
