@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import click
-import jax
 import numpy as np
 import pytest
 
@@ -17,12 +16,6 @@ from common.record import read
 
 # Those with noise are families of the others.
 _EXACT = [name for name in CLASSES if name not in classes.NOISY]
-
-
-@pytest.fixture(autouse=True)
-def _settings_of_a_user():
-    with jax.enable_x64(True):
-        yield
 
 
 def _smallest(kind, name, seed):
@@ -165,8 +158,6 @@ def test_tables_by_hand():
     assert intervals.rows[1][2].startswith("1–88, ")
     assert stuck.rows[0][2:] == ("0", "0")
     assert noise.rows == [("Additive noise 1e-1", "1", "0.25")]
-    table = classes.by_problem(rows)
-    assert [line[0] for line in table.rows[:2]] == ["free: chain", "large: chain"]
 
 
 @pytest.mark.parametrize(
@@ -177,8 +168,9 @@ def test_tables_by_hand():
     ],
 )
 def test_a_method_reaches_all_targets_and_stays_in_its_box(name):
-    if not class_methods.METHODS[name].takes(2):
-        pytest.skip(f"{class_methods.METHODS[name].needs} is not installed")
+    method = class_methods.METHODS[name]
+    if not method.takes(2):
+        pytest.skip(f"{method.needs} is not installed")
     seen = []
 
     def fun(x):
@@ -188,7 +180,7 @@ def test_a_method_reaches_all_targets_and_stays_in_its_box(name):
     box = np.array([-1.0, -1.0]), np.array([1.0, 4.0])
     bounded = Function(fun, np.zeros(2), 1.0, np.array([1.0, 2.0]), box)
     for function in (class_problems.quadratic(np.random.default_rng(0), 2), bounded):
-        found = class_methods.measured(function, 300, name, seed=0)
+        found = class_methods.measured(function, 300, method.run, seed=0)
         # Powell's default tolerance ends its runs early; samplers are not precise.
         count = {"powell": 2, "differential": 3, "optuna": 2}
         assert None not in found["evaluations"][: count.get(name, 4)]
@@ -221,8 +213,7 @@ def calls(monkeypatch):
     for module in (classes, class_table):
         monkeypatch.setattr(module, "CLASSES", CLASSES | some)
     of_names = {name: method(name) for name in ("powell", "cma")}
-    for module in (classes, class_methods):
-        monkeypatch.setattr(module, "METHODS", class_methods.METHODS | of_names)
+    monkeypatch.setattr(classes, "METHODS", class_methods.METHODS | of_names)
     return made
 
 
@@ -241,10 +232,6 @@ def test_resuming_runs_nothing_twice_and_keeps_other_rows(calls, tmp_path):
     assert len(rows) == len(calls)
     assert all(row["evaluations"] == [None] * 4 and row["gap"] == 1 for row in rows)
     assert all(row["returned"] == 0 for row in rows)
-    before = path.read_text()
-    _main("--methods", "cma", "--seeds", "0", *common)
-    assert read(path)["rows"] != [] and len(calls) == 6
-    assert len(read(path)["rows"]) == 6 and before.count("cma") >= 4
 
 
 @pytest.mark.parametrize(

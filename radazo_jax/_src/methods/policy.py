@@ -29,8 +29,14 @@ from radazo_jax._src.methods.contract import (
     Steps,
     answered,
 )
-from radazo_jax._src.methods.ends import Reason, guarded
-from radazo_jax._src.methods.points import Differences, Space, finite, forward, scaled
+from radazo_jax._src.methods.ends import Reason, decided, guarded
+from radazo_jax._src.methods.points import (
+    AxisDifferences,
+    Space,
+    finite,
+    forward,
+    scaled,
+)
 
 # The first step sizes of a strategy: at a start, next to a jump, and once slopes have
 # led nowhere.
@@ -92,7 +98,7 @@ class Plan(NamedTuple):
     begun: float
     resolution: float
     noise: float = 0.0
-    first: Differences | None = None
+    first: AxisDifferences | None = None
     hessian: np.ndarray | None = None
     sizes: np.ndarray | None = None
     cells: np.ndarray | None = None
@@ -398,11 +404,6 @@ def _first_values(
         known = {"resolution": start.resolution, "hessian": hessian} | known
         return Plan(End(x, value, kind), kind in _SMOOTH, space, begun, **known)
 
-    def models(reason: str, noise: float = 0.0) -> Part[quadratic.Known]:
-        start.report("quadratic()", reason)
-        units = contract.sizes(start, method.scale)
-        return quadratic.first(start, value, units, noise)
-
     def crossing() -> Part[Plan]:
         nonlocal x, value
         at = yield from _crossed(method, start, x, value, space)
@@ -415,7 +416,7 @@ def _first_values(
         value = np.inf
         return plan(Reason.FAILED)
     if len(x) <= (quadratic.FEW_IF_NOISY if noisy else quadratic.FEW) and not flat:
-        x, value, hessian = yield from models(Reason.FEW, changed)
+        x, value, hessian = yield from _models(method, start, value, changed)
     if noisy:
         return plan(Reason.NOISE, noise=changed)
     if len(x) > _MOST:
@@ -437,12 +438,16 @@ def _first_values(
     if slopes_show and quadratic.FEW < len(x) <= quadratic.FEW_IF_NOISY:
         found = yield from noise.jitter(x, value, first, space)
         if found is not None and found > start.resolution:
-            x, value, hessian = yield from models(Reason.JITTER)
+            x, value, hessian = yield from _models(method, start, value, None)
             return plan(Reason.JITTER, resolution=found)
     if np.all(first.dead | (first.steps == 0)):
         return (yield from crossing())
     # Near a minimum slopes differ by chance, and sizes that models used are right.
     steep = short is noise.Short.STEEP and hessian is None
+    if steep:
+        # Next to a minimum of about 0, a value is compared with those around.
+        longer = yield space.point(x + noise.PROBE * space.spans(x))[None]
+        begun = max(abs(begun), *abs(longer[np.isfinite(longer)]))
     if not steep and (hessian is not None or not noise.are_needed(first, value)):
         return plan(Reason.SMOOTH, first=first)
     sizes = yield from noise.sizes(x, value, first, space)
@@ -451,6 +456,15 @@ def _first_values(
     of_steps = not steep and noise.are_of_steps(first, value)
     kind = Reason.STEPS if of_steps else Reason.APART
     return plan(kind, first=first, sizes=sizes)
+
+
+def _models(
+    method: Untuned, start: Start, value: float, noise: float | None
+) -> Part[quadratic.ModelEnd]:
+    """Takes steps along models as long as they are worth it; `None` is jitter."""
+    start.report("quadratic()", Reason.JITTER if noise is None else Reason.FEW)
+    units = contract.sizes(start, method.scale)
+    return quadratic.first(start, value, units, noise or 0.0)
 
 
 def _returned(
@@ -478,12 +492,12 @@ def _crossed(
         looked = yield from far.look(x, value, everywhere, units, space)
         x, value = looked.x, looked.value
         if not np.any(looked.lengths):
-            return End(x, value, Reason.FLAT)
+            return End(x, value, decided(value, False))
     short = math.sqrt(start.resolution) * space.spans(x)
     near = (yield space.point(x + short)[None])[0]
     if near == value or np.array_equal(x, start.params):
         bowl = yield from far.is_bowl(x, value, units, space)
-        return End(x, value, Reason.MINIMUM if bowl else Reason.STEPS)
+        return End(x, value, decided(value, True) if bowl else Reason.STEPS)
     # The start was a saddle or on a plateau, and not between steps.
     return End(x, value, "")
 
