@@ -278,7 +278,7 @@ def contrast(one_color, other):
 
 @pytest.mark.parametrize("scheme", COLORS)
 def test_letters_of_pictures_can_be_read(browser, address, site, scheme):
-    """In both colors and widths, by what `docs/scripts/pictures.py` wrote into the pictures."""
+    """In both colors and widths, by what `docs/scripts/pictures.py` wrote into them."""
     from PIL import Image
 
     resize(browser, WIDTHS[0])
