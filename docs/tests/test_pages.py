@@ -26,6 +26,8 @@ def anchors(text):
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     given = re.findall(r"\{ ?#([\w-]+)|id=\"([\w-]+)\"", text)
     ids = {name for names in given for name in names if name}
+    tabs = re.findall(r'^=== "', text, re.MULTILINE)
+    ids |= {f"__tabbed_1_{number}" for number, _ in enumerate(tabs, 1)}
     for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
         heading = re.sub(r"\]\([^)]*\)|\{.*\}", "", heading)
         ascii_only = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore")
@@ -114,6 +116,12 @@ def test_every_page_is_in_the_navigation(words):
         for page in words.pages(items)
     ]
     assert sorted(listed) == [page.relative_to(DOCS).as_posix() for page in PAGES]
+
+
+def test_the_page_of_scripts_names_each():
+    scripts = DOCS / "scripts"
+    rows = re.findall(r"^\| `(\w+\.py)`", (scripts / "README.md").read_text(), re.M)
+    assert sorted(rows) == sorted(path.name for path in scripts.glob("*.py"))
 
 
 @pytest.mark.parametrize("page", PAGES + NOTES, ids=relative)

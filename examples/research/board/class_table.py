@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from board import class_changes as changes
+from board import class_data as data
 from board import class_everyday as everyday
 from board import class_problems as smooth
 from board import class_rough as rough
@@ -75,7 +76,7 @@ _FREE = (
     )
     | _sized((5,), smooth, "predators")
     | _sized(_UNITS, smooth, "peaks network")
-    | _sized(SMALL, smooth, "logistic tumors diabetes")
+    | _sized(SMALL, data, "logistic tumors diabetes")
     | _sized((10, 20), smooth, "cluster")
 )
 _EVERYDAY = {
@@ -116,7 +117,8 @@ CLASSES = {
     "middle": Class(
         "d = 30–100",
         _sized(_MIDDLE, smooth, "quadratic chain quartic trigonometric equations")
-        | _sized(_MIDDLE, smooth, "logistic network cluster"),
+        | _sized(_MIDDLE, data, "logistic")
+        | _sized(_MIDDLE, smooth, "network cluster"),
     ),
     "large": Class(
         "d = 200–1000",

@@ -248,7 +248,7 @@ def cross_entropy(forward: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
     def loss(params: Any, batch: Any) -> jax.Array:
         x, y = batch
         logits = forward(params, x)
-        return jnp.mean(optax.softmaxcross_entropy_with_integer_labels(logits, y))
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
 
     return loss
 

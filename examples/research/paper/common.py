@@ -47,6 +47,23 @@ def step_ratio(b1: float) -> float:
 STRETCH = step_ratio(0.9)
 STRETCHED = f"ZO-AdaMM, {STRETCH:.2f} η"
 
+# The paper's settings of synthetic functions: d, K, η, μ.
+DIMENSION, NUM_DIRECTIONS, LEARNING_RATE, SMOOTHING = 10_000, 10, 1e-3, 5e-3
+
+
+def settings(dimension: int, seeds: int, **more: Any) -> dict[str, Any]:
+    """The settings of an experiment on a synthetic function, for its record."""
+    return {
+        "dimension": dimension,
+        "num_directions": NUM_DIRECTIONS,
+        "learning_rate": LEARNING_RATE,
+        "smoothing": SMOOTHING,
+        **more,
+        "start": "uniform in [-1, 1)",
+        "seeds": seeds,
+    }
+
+
 # By Okabe and Ito, whose colors all kinds of color vision tell apart.
 COLORS = {
     "R-AdaZO": "#D55E00",

@@ -31,13 +31,10 @@ import radazo_jax as zo
 from common.record import array
 from common.tables import Table
 from paper import common, functions
+from paper.common import DIMENSION, LEARNING_RATE, NUM_DIRECTIONS, SMOOTHING
 
-DIMENSION = 10_000
 BETAS = (0.5, 0.7, 0.9, 0.95, 0.99)  # β₁
 B2 = 0.99  # β₂
-NUM_DIRECTIONS = 10  # K
-LEARNING_RATE = 1e-3  # η
-SMOOTHING = 5e-3  # μ
 EPS_ROOT = 1e-8  # ζ
 POINTS = 100
 
@@ -150,16 +147,7 @@ def main(size: common.Size) -> None:
     measures = measure(dimension, size.steps, size.seeds)
     points = measures["gap"].shape[-1]
     content = {
-        "settings": {
-            "dimension": dimension,
-            "num_directions": NUM_DIRECTIONS,
-            "learning_rate": LEARNING_RATE,
-            "smoothing": SMOOTHING,
-            "b2": B2,
-            "eps_root": EPS_ROOT,
-            "start": "uniform in [-1, 1)",
-            "seeds": size.seeds,
-        },
+        "settings": common.settings(dimension, size.seeds, b2=B2, eps_root=EPS_ROOT),
         "betas": BETAS,
         "iterations": np.arange(1, points + 1) * max(1, size.steps // POINTS),
         "measures": measures,

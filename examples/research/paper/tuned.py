@@ -73,10 +73,10 @@ class Problem(NamedTuple):
     loss: Callable[[Any, Any], jax.Array]  # (params, minibatch) -> scalar.
     sample: Callable[[jax.Array], Any]  # key -> minibatch.
     full_loss: Callable[[Any], jax.Array]  # params -> scalar.
-    every: int  # How many steps lie between two looks at the full loss.
-    targets: tuple[float, float]  # As fractions of the loss at the start.
-    curvature: float  # The mean at the start, roughly: ZO-SGD's η goes with 1/it.
-    steps: int  # Number of steps instead of 1000.
+    every: int = 1  # How many steps lie between two looks at the full loss.
+    targets: tuple[float, float] = (0.1, 0.01)  # Fractions of the loss at the start.
+    curvature: float = 1  # The mean at the start, roughly: ZO-SGD's η goes with 1/it.
+    steps: int = 1000
 
 
 # Function, and the targets, curvature and steps of its problem.
@@ -127,7 +127,6 @@ def problems(dimension: int) -> dict[str, Problem]:
             loss=lambda params, batch: fun(params),
             sample=lambda key: (),
             full_loss=fun,
-            every=1,
             targets=targets,
             curvature=curvature * dimension / 1000,
             steps=steps,

@@ -14,11 +14,7 @@ _RECORDS = RECORDS / "board"
 @pytest.fixture(autouse=True)
 def _settings_of_a_user():
     """Problems mix ranks and dtypes."""
-    with (
-        jax.enable_x64(True),
-        jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
-    ):
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
@@ -34,6 +30,12 @@ def test_the_measured_rate_on_minibatches_is_as_the_page_says():
     mean, worst = 100 * found.mean(), 100 * found.max()
     assert f"loses {mean:.0f} % of what a searched η gains" in page
     assert f"{worst:.0f} % in its worst run" in page
+
+
+def test_the_loss_of_each_problem_is_finite():
+    for name, make in minibatches.PROBLEMS.items():
+        problem = make()
+        assert np.isfinite(problem.loss(problem.start, problem.held_out)), name
 
 
 def test_the_searched_rate_loses_nothing():

@@ -52,7 +52,7 @@ class Stepper:
         """
         self.run, self.state = run, state
         self.checksum = trees.checksum_of(state.params)
-        self.names = history.names(state)
+        self.names = history.names_of_numbers(state)
         self.size = step.num_points(run, state)
         self._asks: Callable[..., Any] | None = None
         self._takes: Callable[..., Any] | None = None
@@ -295,7 +295,7 @@ def begin(
         states.check_params_of(state, params)
     states.check_known(state)
     checks.check_not_deleted("state", state)
-    return trees.copy(state)
+    return trees.copies(state)
 
 
 @checks_names

@@ -1,14 +1,14 @@
-"""Answers to the questions of a method, and what the run learned from its values."""
+"""A method whose questions a table answers, and what the values tell of the run."""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from radazo_jax._src.host.table import Row, Table, name
-from radazo_jax._src.host.vectors import Vectors
+from radazo_jax._src.host.problem import Problem, Questions
+from radazo_jax._src.host.table import EvaluationTable, Row, name
 from radazo_jax._src.methods.contract import Ask
 from radazo_jax._src.runs.results import Best
 from radazo_jax._src.steps.states import Failures
@@ -22,35 +22,12 @@ _CANDIDATES = 5
 _EPS = float(np.finfo(np.float64).eps)
 
 
-class Candidate(NamedTuple):
-    """A point that may be the best one of a run.
+class Statistics:
+    """Statistics of the evaluations that a run has used, and the best of them.
 
     Attributes:
-      number: Number of its evaluation in the run; -1 if it was not evaluated.
-      point: The point, shape [d].
-      value: Its value.
-      info: The other result of the function.
-      num_values: The number of evaluations of which the value is the mean.
-    """
-
-    number: int
-    point: np.ndarray
-    value: float
-    info: Any = None
-    num_values: int = 1
-
-    def as_best(self, vectors: Vectors) -> Best:
-        """The point with its value, in arrays that nobody else has."""
-        number, point, value, info, count = self
-        return Best(vectors.one(point), value, number, info, count)
-
-
-class Tally:
-    """Counts of the evaluations that a run has used, and the best of them.
-
-    Attributes:
-      best: The best point so far.
-      lowest: The points with the lowest values, the lowest first.
+      best: The best point so far, whose parameters are a vector.
+      lowest: The points with the lowest values, likewise, the lowest first.
       count: The number of evaluations.
       num_failed: The number of failures.
       in_a_row: The number of failures since the last finite value.
@@ -60,15 +37,15 @@ class Tally:
       last_failure: A text about the last failure, or an empty string.
     """
 
-    def __init__(self, start: np.ndarray, value: Callable[[Any], float]):
+    def __init__(self, start: np.ndarray, value: Callable[[float | np.ndarray], float]):
         """Counts nothing yet.
 
         Args:
           start: The start, shape [d].
           value: Returns what a row has as a number.
         """
-        self.best = Candidate(-1, start, np.inf)
-        self.lowest: list[Candidate] = []
+        self.best = Best(start)
+        self.lowest: list[Best] = []
         self.count = self.num_failed = self.in_a_row = self.skipped = 0
         self.is_noisy, self.resolution, self.last_failure = False, 0.0, ""
         self._value = value
@@ -77,7 +54,7 @@ class Tally:
     def add(self, point: np.ndarray, row: Row) -> float:
         """Counts an evaluation; returns its value, NaN if it failed."""
         number, self.count = self.count, self.count + 1
-        value = self.value_of(row)
+        value = self.value_of(row.value)
         row.is_used = True
         info, row.info = row.info, None  # It may be large: the best points keep theirs.
         if math.isnan(value):
@@ -91,7 +68,7 @@ class Tally:
         first = self._first.setdefault(row.point, value)
         if abs(first - value) > _EQUAL * self.resolution * abs(value):
             self.is_noisy = True
-        new = Candidate(number, point, value, info)
+        new = Best(point, value, number, info)
         if value < self.best.value:
             self.best = new
         if len(self.lowest) < _CANDIDATES or value < self.lowest[-1].value:
@@ -103,26 +80,29 @@ class Tally:
         value = self._first.get(name(point), math.inf)
         rounding = _EQUAL * self.resolution * abs(self.best.value)
         if not self.is_noisy and value <= self.best.value + rounding:
-            self.best = self.best._replace(point=point, value=value)
+            self.best = self.best._replace(params=point, value=value)
 
-    def value_of(self, row: Row) -> float:
-        """The value of a row as a number, NaN if it failed."""
-        value = self._value(row.value)
+    def value_of(self, found: float | np.ndarray) -> float:
+        """Returns what a row has as a number, NaN if it failed."""
+        value = self._value(found)
         return value if math.isfinite(value) else math.nan
 
-    def _keep(self, new: Candidate) -> None:
+    def _keep(self, new: Best) -> None:
         """Keeps one of the lowest points, each of them once."""
-        of_point = {x.point.tobytes(): x for x in self.lowest}
-        data = new.point.tobytes()
+        of_point = {x.params.tobytes(): x for x in self.lowest}
+        data = new.params.tobytes()
         of_point[data] = min(of_point.get(data, new), new, key=lambda x: x.value)
         ordered = sorted(of_point.values(), key=lambda x: x.value)
         self.lowest = ordered[:_CANDIDATES]
 
-    def failures(self, dimension: int) -> Failures:
-        """Counts for a policy: d + 1 failures in a row are a step in a row."""
-        counts = self.num_failed, self.skipped, self.in_a_row // (dimension + 1)
-        ends: Any = (np.int32(min(count, 2**31 - 2)) for count in counts)
-        return Failures(*ends)
+    def failures(self) -> Failures:
+        """Returns counts for a policy: d + 1 failures in a row are a step in a row."""
+        counts = (
+            self.num_failed,
+            self.skipped,
+            self.in_a_row // (len(self.best.params) + 1),
+        )
+        return Failures(*np.minimum(counts, 2**31 - 2).astype(np.int32))
 
 
 class Question(NamedTuple):
@@ -143,54 +123,66 @@ class Answer(NamedTuple):
     """A value that a run uses.
 
     Attributes:
-      question: The question.
+      point: The point, shape [d].
       row: Its row in the table.
       value: The value as a number, NaN if it failed.
       is_new: Whether the run has not used this value before.
     """
 
-    question: Question
+    point: np.ndarray
     row: Row
     value: float
     is_new: bool
 
 
-class Answers:
-    """Answers questions, each value once.
+class MethodRun:
+    """A run of a method, whose questions are answered from a table, each value once.
 
     A point has one value, unless a step asks for it twice, a method asks for another
     value explicitly, or the values of a point were seen to differ. Then the k-th
     question gets the k-th value.
+
+    Attributes:
+      problem: The problem.
+      table: The table.
+      questions: The questions of the method.
+      statistics: The statistics of the values that it has used.
     """
 
-    def __init__(
-        self, table: Table, tally: Tally, evaluate: Callable[[list[Question]], None]
-    ):
-        """Answers nothing yet.
+    def __init__(self, problem: Problem, table: EvaluationTable, limited: bool):
+        """Begins the method.
 
         Args:
+          problem: The problem.
           table: The table.
-          tally: Counts what is used.
-          evaluate: Adds rows of questions to the table; not all if it is interrupted.
+          limited: Whether a budget ends the run.
         """
-        self.table, self.tally, self._evaluate = table, tally, evaluate
+        self.problem, self.table = problem, table
+        self.questions = Questions(problem, limited)
+        self.statistics = Statistics(self.questions.start.params, problem.value)
         self._used: dict[bytes, int] = {}  # The number of values of a point.
         self._step: tuple[Ask | None, list[Question]] = None, []
 
-    def of_step(self, asked: Ask) -> list[Question]:
-        """The questions of a step, which stay the same if it is answered in parts."""
+    def best_of(self, best: Best) -> Best:
+        """Returns a point of the statistics in arrays that nobody else has."""
+        params = self.problem.vectors.tree_of(best.params)
+        return best._replace(params=params)
+
+    def step(self) -> list[Question]:
+        """Returns the questions of the step, which may be answered in parts."""
+        asked = self.questions.asked
         if self._step[0] is not asked:
-            self._step = asked, self.questions(asked.points, asked.again)
+            self._step = asked, self.questions_at(asked.points, asked.again)
         return self._step[1]
 
-    def questions(self, points: np.ndarray, again: bool) -> list[Question]:
-        """The questions of some points.
+    def questions_at(self, points: np.ndarray, again: bool) -> list[Question]:
+        """Returns the questions of some points.
 
         Args:
           points: The points, shape [n, d].
           again: Whether other values than the known ones are asked for.
         """
-        again = again or self.tally.is_noisy
+        again = again or self.statistics.is_noisy
         counts: dict[bytes, int] = {}
         found = []
         for point in points:
@@ -201,21 +193,16 @@ class Answers:
             found.append(Question(point, named, repeat))
         return found
 
-    def restart(self) -> None:
-        """Answers a method that begins anew by the values that were used."""
-        self._used.clear()
-
-    def _is_new(self, question: Question) -> bool:
-        row = self.table.at(question.name, question.repeat)
-        return row is None or not row.is_used
-
     def missing(self, questions: Sequence[Question]) -> list[Question]:
-        """The questions that the table does not answer."""
-        at = self.table.at
-        return [question for question in questions if at(*question[1:]) is None]
+        """Returns the questions that the table does not answer."""
+        return [x for x in questions if self.table.at(x.name, x.repeat) is None]
 
     def answered(
-        self, questions: list[Question], most: float, target: float = -np.inf
+        self,
+        questions: list[Question],
+        most: float = np.inf,
+        target: float = -np.inf,
+        evaluate: Callable[[list[Question]], object] = lambda questions: None,
     ) -> list[Answer]:
         """Answers the first questions, as many as are allowed.
 
@@ -223,16 +210,18 @@ class Answers:
           questions: The questions of a step.
           most: The number of values that the run may still use.
           target: A value that ends the run: no answer follows it.
+          evaluate: Adds rows of questions to the table; not all if it is interrupted.
 
         Returns:
           The answers.
         """
-        new = [i for i, question in enumerate(questions) if self._is_new(question)]
+        rows = [self.table.at(x.name, x.repeat) for x in questions]
+        new = [i for i, row in enumerate(rows) if row is None or not row.is_used]
         if len(new) > most:
             questions = questions[: new[int(most)]]
         missing = self.missing(questions)
         if missing:
-            self._evaluate(missing)
+            evaluate(missing)
         answers: list[Answer] = []
         for question in questions:
             row = self.table.at(question.name, question.repeat)
@@ -241,21 +230,22 @@ class Answers:
             is_new, used = not row.is_used, self._used.get(question.name, 0)
             self._used[question.name] = max(used, question.repeat + 1)
             if is_new:
-                value = self.tally.add(question.point, row)
+                value = self.statistics.add(question.point, row)
             else:
-                value = self.tally.value_of(row)
-            answers.append(Answer(question, row, value, is_new))
+                value = self.statistics.value_of(row.value)
+            answers.append(Answer(question.point, row, value, is_new))
             if is_new and value <= target:
                 break
         return answers
 
-
-def values_of(answers: Sequence[Answer], residuals: bool) -> np.ndarray:
-    """The values that a method receives, [n] or [n, m]: NaN if they failed."""
-    if not residuals:
-        return np.array([answer.value for answer in answers])
-    rows: list[Any] = [
-        answer.row.value if np.isfinite(answer.value) else np.nan for answer in answers
-    ]
-    shape = next((np.shape(x) for x in rows if np.ndim(x)), (1,))
-    return np.array([np.broadcast_to(x, shape) for x in rows], np.float64)
+    def send(self, answers: Sequence[Answer]) -> None:
+        """Sends the method the values of its step, and receives the next questions."""
+        values = np.array([x.value for x in answers])
+        failed = np.isnan(values)
+        if self.problem.residuals:
+            found = [np.nan if np.isnan(x.value) else x.row.value for x in answers]
+            shape = next((np.shape(x) for x in found if np.ndim(x)), (1,))
+            values = np.array([np.broadcast_to(x, shape) for x in found], np.float64)
+        if self.questions.answer(values, self.statistics.resolution):
+            self._used.clear()
+        self.statistics.skipped += bool(failed.all())
