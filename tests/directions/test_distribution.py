@@ -9,7 +9,11 @@ import pytest
 
 import radazo_jax as zo
 from radazo_jax._src.directions import generator, sums
-from radazo_jax._src.directions.distribution import elements, stored
+from radazo_jax._src.directions.distribution import (
+    elements,
+    sample_directions,
+    stored_elements,
+)
 from radazo_jax._src.directions.layout import layout_of
 from tests.helpers.tables import (
     DISTRIBUTIONS,
@@ -79,7 +83,7 @@ def test_signs_of_leaves_that_begin_within_a_word(sizes):
         at = generator.positions((total,))
         one_by_one = distribution.draw(key, jnp.uint32(0), at)
         direction = distribution.sample(key, params)
-        words = stored(
+        words = stored_elements(
             *(distribution, key[None], jnp.uint32([0])),
             *(layout.leaves, layout.dimension),
         )
@@ -107,7 +111,7 @@ def test_sum_over_an_axis_of_directions_is_the_weighted_sum(name):
     @jit
     def run(key):
         numbers = jnp.arange(4, dtype=jnp.uint32)
-        directions = sums.sample(distribution, key, numbers, layout)
+        directions = sample_directions(distribution, key, numbers, layout)
         us = jax.vmap(lambda u: elements(u, layout))(directions)
         weights = jnp.asarray(coefficients)
         d = layout.dimension
@@ -134,7 +138,7 @@ def test_a_gpu_program_draws_in_one_place_for_all_directions():
         def run(key, weights):
             numbers = jnp.arange(num_directions, dtype=jnp.uint32)
             layout = layout_of(params)
-            directions = sums.sample(distribution, key, numbers, layout)
+            directions = sample_directions(distribution, key, numbers, layout)
             return sums.combine(weights, directions, layout, params)
 
         traced = jax.jit(run).trace(jax.random.key(0), jnp.ones(num_directions))

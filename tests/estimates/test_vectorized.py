@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.directions import sums
+from radazo_jax._src.directions import storage
+from radazo_jax._src.directions.distribution import sample_directions
 from tests.helpers.tables import DISTRIBUTIONS, every
 
 KEY = jax.random.key(0)
@@ -93,8 +94,8 @@ def test_a_direction_that_is_drawn_as_one_array_is_the_same(name):
     distribution, params = DISTRIBUTIONS[name], tree((12, 11))
     layout = distribution._layout(params)
     number = jnp.zeros(1, jnp.uint32)
-    alone = sums.sample_one(distribution, KEY, layout)
-    drawn = sums.sample(distribution, KEY, number, layout)
+    alone = storage.sample_one(distribution, KEY, layout)
+    drawn = sample_directions(distribution, KEY, number, layout)
     assert alone.cached is not None and drawn.cached is None
     found, expected = (
         jax.tree.map(lambda x: x[0], u).tree(layout) for u in (alone, drawn)

@@ -127,9 +127,9 @@ class Result(NamedTuple):
         if self.reason:
             fields["reason"] = repr(self.reason)
         if self.unused:
-            fields["unused"] = shown.names(self.unused)
+            fields["unused"] = shown.some_names(self.unused)
         if self.workers:
-            fields["workers"] = shown.names(list(self.workers))
+            fields["workers"] = shown.some_names(list(self.workers))
         if self.learning_rate is not None:
             fields["learning_rate"] = shown.number(self.learning_rate.learning_rate)
         return shown.on_lines(self, **fields)
