@@ -54,9 +54,11 @@ except BaseException as error:
     result = None, told
 """
 
-# Calls a function at points, and passes on the number of a point and its result; if it
-# gets True, it begins with no further point. Returns whether it was not interrupted.
-Runner = Callable[[Sequence[optax.Params], Callable[[int, object], bool]], bool]
+# Gets the number of a point and its result; returns whether no further point is begun.
+Returned = Callable[[int, object], bool]
+
+# Calls a function at points; returns whether it was not interrupted.
+Runner = Callable[[Sequence[optax.Params], Returned], bool]
 
 # Errors that do not depend on the point: mistakes in the function.
 _MISTAKES = (
@@ -232,11 +234,7 @@ class Pool:
                 self._on_dask = client.submit(pickle.loads, stored)
         self._pool = pool
 
-    def run(
-        self,
-        points: Sequence[optax.Params],
-        returned: Callable[[int, object], bool],
-    ) -> bool:
+    def run(self, points: Sequence[optax.Params], returned: Returned) -> bool:
         """Calls the function at points.
 
         Args:
@@ -332,7 +330,7 @@ class Pool:
             )
 
     def _submitted(
-        self, points: dict[int, optax.Params], passed: Callable[[int, object], bool]
+        self, points: dict[int, optax.Params], passed: Returned
     ) -> dict[int, object] | None:
         """Returns the results of points that are submitted together, by number."""
         self._waiting = list(points.items())[::-1]
@@ -416,7 +414,7 @@ class Pool:
         result, problem = future.result()
         return result if problem is None else _failed_there(*problem)
 
-    def _give_up(self, passed: Callable[[int, object], bool]) -> None:
+    def _give_up(self, passed: Returned) -> None:
         """Gives up points that hang, and the executor if it can be replaced."""
         problem = f"no result within {self._timeout} s"
         hung = Output(np.nan, None, problem, raised=True)

@@ -113,12 +113,6 @@ class History(NamedTuple):
             writer.writerows(self.rows())
 
 
-def losses(history: History, dtype: jax.typing.DTypeLike) -> np.ndarray:
-    """Returns the loss in the dtype of a run, as results have it: [steps]."""
-    with np.errstate(all="ignore"):
-        return history.value.astype(dtype)
-
-
 @checks_names
 def scalars(state: object) -> dict[str, jax.Array | np.ndarray]:
     """Returns the floating-point numbers in a state, by name, to be logged.
