@@ -381,7 +381,7 @@ def _read(result: Any, vector_valued: bool, residuals: bool) -> Output:
     """Reads what a function returned for a point.
 
     Args:
-      result: What it returned, or an `Output` if it failed.
+      result: The result, or an `Output` if it failed.
       vector_valued: Whether it may have returned several numbers.
       residuals: Whether it may have returned a tree of them.
     """

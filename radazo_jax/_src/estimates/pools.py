@@ -305,12 +305,23 @@ class Pool:
                     waiting = futures.wait(waiting, _POLL).not_done
 
     def _end(self, hangs: bool) -> None:
-        if self._workers is None:
-            _end(self._pool, hangs)
-        else:
-            self._pool.shutdown(kill_workers=True)
-        self._pool = self._on_dask = None
+        """Ends the executor, which was made here, without waiting for it."""
+        pool, self._pool, self._on_dask = self._pool, None, None
         self._hanging.clear()
+        kills = "kill_workers" in inspect.signature(pool.shutdown).parameters
+        if kills and (hangs or self._workers is not None):
+            pool.shutdown(kill_workers=True)
+            return
+        processes = list((getattr(pool, "_processes", None) or {}).values())
+        pool.shutdown(wait=False)
+        if not hangs:
+            return
+        for process in processes:
+            process.kill()
+        # At its exit, the interpreter waits for threads that are listed here.
+        listed = vars(importlib.import_module("concurrent.futures.thread"))
+        for thread in getattr(pool, "_threads", ()):
+            listed.get("_threads_queues", {}).pop(thread, None)
 
     def _check_broken(self, problem: str) -> None:
         """Raises if an executor that is broken cannot, or must not, be made again."""
@@ -497,22 +508,3 @@ def _in_daemon(call: Callable[[], None]) -> None:
 
     threading.Thread(target=run, daemon=True).start()
     done.result()
-
-
-def _end(pool: Any, hangs: bool) -> None:
-    """Ends an executor that a function of the caller made, without waiting for it."""
-    if not hangs:
-        pool.shutdown(wait=False)
-        return
-    if "kill_workers" in inspect.signature(pool.shutdown).parameters:
-        pool.shutdown(kill_workers=True)
-        return
-    processes = list((getattr(pool, "_processes", None) or {}).values())
-    pool.shutdown(wait=False)
-    for process in processes:
-        process.kill()
-    # At its exit, the interpreter waits for threads that are listed here.
-    listed = vars(importlib.import_module("concurrent.futures.thread"))
-    listed = listed.get("_threads_queues", {})
-    for thread in getattr(pool, "_threads", ()):
-        listed.pop(thread, None)

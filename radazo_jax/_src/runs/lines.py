@@ -221,7 +221,7 @@ def about() -> Entries:
 
 
 def texts(tree: optax.Params) -> dict[str, str]:
-    """Returns short texts of arrays by their paths: the number that all elements are.
+    """Returns arrays in short texts, by path: the number that all elements are, if any.
 
     Bounds are the same, however they were given.
     """
@@ -278,7 +278,7 @@ def _locks(file: io.RawIOBase) -> bool:
 
 
 def _is_at(path: Path, file: io.RawIOBase) -> bool:
-    """Returns whether a file is still at a path: not removed before its lock."""
+    """Returns whether an open file is still at a path, and was not removed."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     except FileNotFoundError:

@@ -133,7 +133,7 @@ class Steps(abc.ABC):
         return failures
 
     def has_used(self, count: int) -> bool:
-        """Returns whether a value could be used in one of the latest steps, so many."""
+        """Returns whether one of the latest `count` steps had a value to use."""
         return int(self.failures.in_a_row) < count
 
     def completed(self, result: Result) -> Result:
@@ -207,7 +207,7 @@ def run(
     """
 
     def ends() -> bool:
-        """Returns whether the callback ends the run: a true value, or StopIteration."""
+        """Asks the callback, which ends the run by a true value or StopIteration."""
         if callback is None:
             return False
         report = steps.report()

@@ -156,7 +156,7 @@ class Fleet:
             freeing.join(self._timeout)
 
     def until(self, done: Callable[[], bool]) -> bool:
-        """Handles what workers answer until it is done, or interrupted: false."""
+        """Handles answers of workers until done; returns False if interrupted."""
         while not done():
             if self._ends():
                 return False
