@@ -116,6 +116,12 @@ def test_every_page_is_in_the_navigation(words):
     assert sorted(listed) == [page.relative_to(DOCS).as_posix() for page in PAGES]
 
 
+def test_the_page_of_scripts_names_each():
+    scripts = DOCS / "scripts"
+    rows = re.findall(r"^\| `(\w+\.py)`", (scripts / "README.md").read_text(), re.M)
+    assert sorted(rows) == sorted(path.name for path in scripts.glob("*.py"))
+
+
 @pytest.mark.parametrize("page", PAGES + NOTES, ids=relative)
 def test_a_page_with_tables_of_records_says_once_how_they_were_measured(page):
     text = page.read_text(encoding="utf-8")

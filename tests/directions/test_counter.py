@@ -135,14 +135,6 @@ def test_any_block_of_a_leaf(shape, starts, sizes):
     )
 
 
-def test_gathered_rows():
-    key, rows = jax.random.key(3), jnp.array([4, 0, 4, 2], jnp.uint32)
-    columns = jnp.arange(7, dtype=jnp.uint32)
-    at = generator.positions((5, 7), [rows[:, None], columns[None, :]])
-    whole = jax.random.normal(key, (5, 7))
-    np.testing.assert_array_equal(generator.normal(key, at), whole[rows.astype(int)])
-
-
 @pytest.mark.parametrize(
     ("shape", "offset"),
     [

@@ -16,22 +16,6 @@ from tests.helpers.tables import ESTIMATORS, every, jit, slow
 IN_TURN = zo.coordinate(replace=False)
 
 
-@pytest.mark.parametrize("dimension", [slow(1), 7, slow(64)])
-def test_each_cycle_has_every_coordinate_once(dimension):
-    params, cycles = jnp.zeros(dimension), 3
-
-    @jit
-    def drawn(key):
-        return sequence(IN_TURN, key, cycles * dimension, params)
-
-    u = np.asarray(drawn(jax.random.key(1)))
-    assert (np.sort(abs(u)) == np.eye(dimension)[-1]).all()
-    chosen = abs(u).argmax(axis=1).reshape(cycles, dimension)
-    assert (np.sort(chosen) == np.arange(dimension)).all()
-    if dimension > 1:
-        assert (chosen[0] != chosen[1]).any() and set(u.sum(axis=1)) == {-1.0, 1.0}
-
-
 def test_all_orders_and_signs_are_equally_likely():
     dimension, num = 4, 4800
 

@@ -15,13 +15,7 @@ from tests.helpers.relatives import CURVATURES, PARAMS
 from tests.helpers.relatives import flat as flat64
 from tests.helpers.relatives import quadratic as quadratic64
 from tests.helpers.relatives import traced as quadratic
-from tests.helpers.tables import (
-    DISTRIBUTIONS,
-    ESTIMATORS,
-    each_distribution,
-    jit,
-    slow,
-)
+from tests.helpers.tables import DISTRIBUTIONS, ESTIMATORS, each_distribution, jit, slow
 
 
 @pytest.fixture(params=ESTIMATORS)
@@ -247,19 +241,6 @@ def test_python_floats_are_parameters():
     )(0, {"x": 3.0})
     assert float(value) == 9.0
     np.testing.assert_allclose(gradient["x"], 6.0, rtol=1e-2)
-
-
-def test_float64():
-    with jax.enable_x64(True):
-        params = jnp.array([1.0, 2.0], jnp.float64)
-        # f - f(θ) is below float32's resolution of f.
-        estimator = zo.central_difference(zo.coordinate(), 200)
-        value_and_grad = jit(
-            zo.value_and_grad(lambda p: 1e9 + jnp.sum(p**2), estimator)
-        )
-        value, gradient = value_and_grad(0, params)
-        assert value.dtype == gradient.dtype == jnp.float64
-        np.testing.assert_allclose(gradient, [2.0, 4.0], rtol=0.2)
 
 
 def test_masked_parameters_are_left_alone():

@@ -17,10 +17,7 @@ from tests.helpers.host_runs import (
     rows,
     run,
 )
-from tests.helpers.journals import (
-    lines_of,
-    with_checksums,
-)
+from tests.helpers.journals import lines_of, with_checksums
 
 MOST = 9
 

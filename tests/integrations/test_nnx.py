@@ -65,12 +65,7 @@ def functional(way, model, key, wrt=nnx.Param):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        slow("central"),
-        "forward",
-        slow("forward low rank"),
-        slow("forward in turn"),
-    ],
+    [slow("central"), "forward", slow("forward low rank"), slow("forward in turn")],
 )
 def test_estimates_what_the_functional_interface_does(name):
     model, key = Net(nnx.Rngs(0)), jax.random.key(2)

@@ -172,6 +172,18 @@ def test_sums_in_any_order_are_not_noisy(seed):
     assert Reason.NOISE not in reasons
 
 
+@pytest.mark.parametrize("d", [3, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_that_only_shows_near_the_minimum_is_noise(d, seed):
+    draw, fun = np.random.default_rng(seed), bowl(d, seed)
+    x = 1 + 100 * draw.normal(size=d)
+    run, reasons = reported(
+        UNTUNED, lambda x: fun(x) + 1e-3 * draw.normal(), x, None, True, 100 * (d + 1)
+    )
+    assert Reason.NOISE in reasons and Reason.STEPS not in reasons
+    assert fun(run.params) - 3 < 5e-3
+
+
 def langermann(x):
     centers = [[4, 6, 3, 5], [8, 7, 9, 9], [2, 7, 8, 8], [9, 2, 6, 9], [5, 4, 1, 4]]
     squares = np.sum((np.array(centers) - x) ** 2, 1)

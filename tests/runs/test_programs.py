@@ -24,7 +24,7 @@ NAN = np.array([0x7FC00001, 0x7FC00002], np.uint32).view(np.float32)
 
 
 def trace(fun, *args):
-    return jax.tree.structure(programs.traced(fun, *(args or (X,))))
+    return jax.tree.structure(programs.trace(fun, *(args or (X,))))
 
 
 def apply(run, *args):
@@ -32,7 +32,7 @@ def apply(run, *args):
 
 
 def outcome(fun, *args):
-    traced = programs.traced(fun, *args)
+    traced = programs.trace(fun, *args)
     return programs.of(apply, traced, *args)(*args)
 
 
@@ -249,7 +249,7 @@ def test_custom_derivatives_count_once_something_differentiates(kind):
 
     def at(factor):
         fun = kind(lambda t: factor * t)
-        traced = programs.traced(lambda x: fun(x), X)
+        traced = programs.trace(lambda x: fun(x), X)
         return programs.of(derivative, traced, X)
 
     np.testing.assert_array_equal(at(2.0)(X), np.full(3, 2))
@@ -291,7 +291,7 @@ def test_under_a_mesh_arrays_are_a_part_of_the_program():
 
 def test_another_precision_is_rounded_to_that_of_the_trace():
     x = X.astype(jnp.bfloat16)
-    traced = programs.traced(lambda x: x * x, x)
+    traced = programs.trace(lambda x: x * x, x)
     found = traced(x.astype(jnp.float32) + 1e-4)
     assert found.dtype == jnp.bfloat16
     np.testing.assert_array_equal(found, x * x)
@@ -310,7 +310,7 @@ def test_dropped_programs_are_freed(monkeypatch):
     monkeypatch.setattr(programs, "_MOST", 3)
 
     def run(k):
-        traced = programs.traced(lambda x: x * (k + 1.0), X)
+        traced = programs.trace(lambda x: x * (k + 1.0), X)
         found = programs.of(apply, traced, X)
         found(X)
         return weakref.ref(found.func)
@@ -339,7 +339,7 @@ def test_errors_of_a_function_are_its_own():
         raise ZeroDivisionError("of the user")
 
     with pytest.raises(ZeroDivisionError, match="of the user") as caught:
-        programs.traced(fun, X)
+        programs.trace(fun, X)
     assert caught.traceback[-1].name == "fun"
 
 

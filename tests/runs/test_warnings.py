@@ -195,7 +195,7 @@ def test_values_without_a_pattern_are_not_warned_about(run, fun):
 
 
 DATA = np.arange(100, dtype=np.float32)
-DESCENT = zo.zo_sgd(0.05), zo.central_difference(num_directions=2)
+DESCENT = zo.zo_sgd(0.05), zo.central_difference(Hashed(), num_directions=2)
 ROWS = np.random.default_rng(0)
 BATCHES = itertools.cycle(DATA.reshape(25, 4))
 
@@ -230,17 +230,16 @@ def in_a_loop(sample):
 
 CALLS = {
     "minimize": lambda sample: zo.train(
-        fit,
-        jnp.float32(3.0),
-        *DESCENT,
-        sample=sample,
-        num_steps=2,
-        progress=False,
+        fit, jnp.float32(3.0), *DESCENT, sample=sample, num_steps=2, progress=False
     ),
     "solver": in_a_loop,
-    "a rate": lambda s: zo.find_learning_rate(fit, jnp.float32(3.0), 9, sample=s),
-    "a smoothing": lambda s: zo.find_smoothing(fit, jnp.float32(3.0), sample=s),
-    "a diagnosis": lambda s: zo.diagnose(fit, jnp.float32(3.0), sample=s),
+    "a rate": lambda s: zo.find_learning_rate(
+        fit, jnp.float32(3.0), 9, sample=s, distribution=Hashed()
+    ),
+    "a smoothing": lambda s: zo.find_smoothing(
+        fit, jnp.float32(3.0), sample=s, distribution=Hashed()
+    ),
+    "a diagnosis": lambda s: zo.diagnose(fit, jnp.float32(3.0), DESCENT[1], sample=s),
 }
 
 

@@ -46,11 +46,7 @@ def scanned(step, state, num=STEPS):
 
 @pytest.mark.parametrize(
     ("name", "minibatches"),
-    [
-        ("radazo", False),
-        slow("radazo", True),
-        slow("replayed", False),
-    ],
+    [("radazo", False), slow("radazo", True), slow("replayed", False)],
 )
 def test_takes_the_steps_of_minimize_bit_for_bit(name, minibatches):
     method = METHODS[name]()

@@ -18,7 +18,8 @@ def decays(draw: np.random.Generator, d: int) -> Function:
 
     data = model(truth) + 0.01 * draw.normal(size=times.size)
     start = truth + 0.6 * draw.normal(size=d)
-    return fitted(lambda x: model(x) - data, start, truth)
+    apart = np.r_[np.ones(n), np.linspace(-1, 1.5, n)]
+    return fitted(lambda x: model(x) - data, start, truth, apart)
 
 
 def doses(draw: np.random.Generator, d: int) -> Function:

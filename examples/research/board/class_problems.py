@@ -123,19 +123,31 @@ def polished(
     return Function(fun, start, float(fun(best)), best, bounds)
 
 
-def fitted(residuals: Map, start: np.ndarray, truth: np.ndarray) -> Function:
-    """Returns a mean of squares; Gauss-Newton steps from the truth find f*."""
+def fitted(
+    residuals: Map, start: np.ndarray, truth: np.ndarray, *others: np.ndarray
+) -> Function:
+    """Returns a mean of squares; Gauss-Newton steps from some points find f*.
+
+    Args:
+      residuals: The residuals of a point.
+      start: The start of the methods, [d].
+      truth: The parameters that made the data, [d].
+      others: More points, for a fit whose least minimum is not next to the truth.
+    """
 
     def fun(x: np.ndarray) -> float:
         r = residuals(x)
         return float(r @ r) / r.size
 
     tight: dict[str, Any] = dict.fromkeys(("ftol", "xtol", "gtol"), 1e-15)
-    found = least_squares(
-        residuals, truth, jac="3-point", x_scale="jac", max_nfev=100, **tight
-    )
-    best = known(fun, start, found.x if fun(found.x) < fun(truth) else truth)
-    return dataclasses.replace(best, residuals=residuals)
+    tight |= {"jac": "3-point", "x_scale": "jac"}
+    found = least_squares(residuals, truth, max_nfev=100, **tight)
+    best = found.x if fun(found.x) < fun(truth) else truth
+    for other in others:
+        end = least_squares(residuals, other, max_nfev=1000, **tight).x
+        # Minima whose values differ by rounding are one.
+        best = end if fun(end) < fun(best) - 1e-7 * fun(start) else best
+    return dataclasses.replace(known(fun, start, best), residuals=residuals)
 
 
 def quadratic(draw: np.random.Generator, d: int) -> Function:

@@ -26,7 +26,7 @@ def _weighted(power: float, value: Callable[[np.ndarray, np.ndarray], float]) ->
     return family
 
 
-# Without a gradient at the minimum, where f* is 0.
+# Without a gradient at the minimum; f* is 0.
 absolutes = _weighted(2, lambda weights, z: weights @ np.abs(z))
 squares = _weighted(2, lambda weights, z: (weights * z**2).max())
 

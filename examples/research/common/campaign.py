@@ -92,7 +92,9 @@ def _collected(output: Path | None, resume: bool, of: Campaign) -> list[Row]:
             rows.setdefault(tuple(map(row.get, names)), []).append(row)
         before, versions = found.get("seconds", 0), found["versions"]
     keys = [tuple(case.values()) for case, _ in cases]
-    others = [key for key in rows if key not in set(keys)] if of.keeps else []
+    # Derived rows have no identity.
+    nothing = (None,) * len(names)
+    others = [k for k in rows if k not in {nothing, *keys}] if of.keeps else []
     for key, (case, measure) in zip(keys, cases, strict=True):
         if new := key not in rows:
             measured = measure()

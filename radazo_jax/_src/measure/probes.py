@@ -10,7 +10,7 @@ import optax
 from jax import lax
 
 from radazo_jax._src.base import checks, programs, trees, xla
-from radazo_jax._src.directions import sums
+from radazo_jax._src.directions import storage
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.estimates.contracts import Evaluator, Points, check_evaluator
 from radazo_jax._src.estimates.differences import check_distribution
@@ -74,7 +74,9 @@ class Probe(NamedTuple):
             # In turn whatever the batch size, so that the loss is compiled once.
             given = np.resize(given, _MOST[1])
             run = self._replace(evaluator=vectorized(batch_size=1))
-        counts = [trees.number(n, np.int32) for n in (num_directions, len(distances))]
+        counts = [
+            trees.as_scalar(n, np.int32) for n in (num_directions, len(distances))
+        ]
         args = params, key, jnp.asarray(given), *counts
         found = np.asarray(programs.of(_losses, run, *args)(*args), np.float64)
         return found[:num_directions, : len(distances)]
@@ -96,7 +98,7 @@ def _losses(
         loss = probe.loss_of(key, of)
         own, distribution = step.key_of(key, of, step.DIRECTIONS), probe.distribution
         layout = transform.layout_for(distribution, loss, params)
-        directions = sums.sample_one(distribution, own, layout)
+        directions = storage.sample_one(distribution, own, layout)
         if not isinstance(probe.evaluator, Vectorized):
             points = Points(directions, distances[None], False, layout)
             points = probe.evaluator.cache(points)

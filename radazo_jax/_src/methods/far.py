@@ -101,8 +101,8 @@ def is_bowl(x: np.ndarray, value: float, units: np.ndarray, space: Space) -> Par
             return False
         mean = (first + second) / 2 / share**2
         if before is not None and np.all(rises[moved] > 0):
-            ratio = mean[moved & both] / before[moved & both]
-            ratio = ratio[np.isfinite(ratio)]
+            both = moved & both & np.isfinite(mean + before)
+            ratio = mean[both] / before[both]
             if np.all((ratio > _ALIKE[0]) & (ratio < _ALIKE[1])):
                 return True
         before = mean

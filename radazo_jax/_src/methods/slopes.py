@@ -412,6 +412,7 @@ def _without_a_step(
         again = float((yield Ask(at.x[None], again=True))[0])
         differs = abs(again - at.value) / abs(at.value) if at.value else abs(again)
         if differs > NOISY:
+            at.resolution = differs
             return Reason.NOISE
         if differs > at.resolution:
             # Sums in another order, for example: a coarser rounding.

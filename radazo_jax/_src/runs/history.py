@@ -51,7 +51,7 @@ class History(NamedTuple):
         return shown.on_a_line(
             self,
             value=shown.series(self.value),
-            scalars=shown.names(list(self.scalars)),
+            scalars=shown.some_names(list(self.scalars)),
         )
 
     @classmethod

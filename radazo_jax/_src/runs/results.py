@@ -122,8 +122,8 @@ class Result(NamedTuple):
             "state": repr(self.state or ""),
             "stages": ", then ".join(stage.method for stage in self.stages),
             "reason": repr(self.reason),
-            "unused": shown.names(self.unused),
-            "workers": shown.names(list(self.workers)),
+            "unused": shown.some_names(self.unused),
+            "workers": shown.some_names(list(self.workers)),
             "learning_rate": "" if rate is None else shown.number(rate.learning_rate),
         }
         known = {name: x for name, x in fields.items() if x not in ("", "''", "[]")}

@@ -315,7 +315,7 @@ def exceeds(state: SolverState, limits: jax.Array) -> jax.Array:
 
 def resumed(state: SolverState) -> SolverState:
     """The state to start a call with: what failed in a row before does not count."""
-    none = trees.number(0, jnp.int32)
+    none = trees.as_scalar(0, jnp.int32)
     return state._replace(failures=state.failures._replace(in_a_row=none))
 
 

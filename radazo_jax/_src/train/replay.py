@@ -295,7 +295,7 @@ def begin(
         states.check_params_of(state, params)
     states.check_known(state)
     checks.check_not_deleted("state", state)
-    return trees.copy(state)
+    return trees.copies(state)
 
 
 @checks_names

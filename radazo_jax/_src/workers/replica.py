@@ -103,7 +103,7 @@ class Replica:
         (value,) = self.evaluate(np.zeros(1, np.int32))
         line = line_of_run(begun, run)
         # A copy, since steps are taken in place.
-        copy = Stepper(run, trees.copy(begun))
+        copy = Stepper(run, trees.copies(begun))
         copy.tell(np.full(line["points"], value))
         jax.block_until_ready(copy.state)
         return Description(line, self._stepper.names, value)
