@@ -142,9 +142,10 @@ class AskTell:
         run, questions = self._run, self._run.questions
         self._missing: list[Question] = []
         while questions.end is None and len(questions.asked.points):
-            self._missing = run.missing(run.step())
+            asked = run.step_questions()
+            self._missing = run.missing(asked)
             # What is told of a step is known at once.
-            answers = run.answered(run.step())
+            answers = run.answered(asked)
             if self._missing:
                 return
             run.send(answers)

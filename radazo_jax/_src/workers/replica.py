@@ -6,13 +6,11 @@ Nothing here depends on the engine that carries the messages.
 import pickle
 import sys
 import traceback
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from radazo_jax._src.base import checks, programs, trees, xla
 from radazo_jax._src.estimates.contracts import Points
@@ -81,17 +79,16 @@ class Replica:
             return traceback.format_exc()
 
     def _built(
-        self, make: Callable, params: optax.Params, run: Run, size: int, key: np.ndarray
+        self, make_fun: Any, params: Any, run: Run, size: int, key: np.ndarray
     ) -> Description:
         """Builds the run of a recipe."""
-        fun = make()
-        if params is None:
-            if not (isinstance(fun, tuple) and len(fun) == 2):
-                raise TypeError(
-                    "make_fun must return a pair (fun, params) if params is None; got "
-                    f"{fun!r}."
-                )
-            fun, params = fun
+        made = make_fun()
+        if params is None and not (isinstance(made, tuple) and len(made) == 2):
+            raise TypeError(
+                "make_fun must return a pair (fun, params) if params is None; got "
+                f"{made!r}."
+            )
+        fun, params = made if params is None else (made, params)
         if not callable(fun):
             raise TypeError(
                 f"make_fun must return a function of the parameters; got {fun!r}."
@@ -142,7 +139,7 @@ class Replica:
         except Exception:
             return traceback.format_exc()
 
-    def params(self) -> optax.Params:
+    def params(self) -> Any:
         """Returns the parameters after the last step."""
         return self._stepper.params
 
