@@ -162,7 +162,7 @@ def value_fn(
     *,
     args: tuple[object, ...] = (),
 ) -> Loss:
-    """The loss as a function of the parameters, as `estimate_gradient` takes it.
+    """Returns the loss as a function of parameters, as `estimate_gradient` takes it.
 
     The function always evaluates from the model state at the time of this call. The
     model itself is updated as by one evaluation at its own parameters, so that its next
@@ -227,7 +227,7 @@ def _check_loss_fn(loss_fn: Any) -> None:
 
 
 def _objects(arguments: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
-    """The graph objects among arguments, all other leaves, and their places.
+    """Splits arguments into graph objects, all other leaves, and their places.
 
     JAX takes modules and streams of random numbers for trees, and copies them, so
     that a function would write to the copies.
@@ -240,7 +240,7 @@ def _objects(arguments: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
 
 
 def _with_objects(places: Any, others: list[Any], objects: tuple[Any, ...]) -> Any:
-    """The arguments with these graph objects and these other leaves."""
+    """Returns the arguments with these graph objects and these other leaves."""
     treedef, is_object = places
     found, left = iter(objects), iter(others)
     return treedef.unflatten([next(found if is_one else left) for is_one in is_object])
@@ -254,7 +254,7 @@ _Nodes = tuple[Any, tuple[Any, ...]]
 def _split(
     nodes: _Nodes, wrt: nnx.filterlib.Filter
 ) -> tuple[nnx.GraphDef[Any], nnx.State, nnx.State]:
-    """The structure, the variables of the module in `wrt`, and all other variables."""
+    """Splits nodes into structure, variables of the module in `wrt`, and others."""
     graphdef, state = nnx.split(nodes)
     params, rest = _apart(state, wrt)
     if not jax.tree.leaves(params):
@@ -280,7 +280,7 @@ def _merge(graphdef: Any, params: optax.Params, rest: nnx.State) -> _Nodes:
 
 
 def _apart(state: nnx.State, wrt: nnx.filterlib.Filter) -> tuple[nnx.State, nnx.State]:
-    """The variables of the module in `wrt`, by their paths in it; all others."""
+    """Splits variables into the module's in `wrt`, by their paths, and all others."""
     flat = nnx.to_flat_state(state)
     model = nnx.from_flat_state((path[1:], x) for path, x in flat if path[0] == 0)
     params, fixed = nnx.split_state(model, wrt, ...)
@@ -290,7 +290,7 @@ def _apart(state: nnx.State, wrt: nnx.filterlib.Filter) -> tuple[nnx.State, nnx.
 
 
 def _written(nodes: _Nodes, wrt: nnx.filterlib.Filter, before: nnx.State) -> nnx.State:
-    """Variables outside `wrt` that `loss_fn` replaced."""
+    """Returns variables outside `wrt` that `loss_fn` replaced."""
     _, after = _apart(nnx.state(nodes), wrt)
     old = dict(nnx.to_flat_state(before))
     return nnx.from_flat_state(
@@ -303,7 +303,7 @@ def _written(nodes: _Nodes, wrt: nnx.filterlib.Filter, before: nnx.State) -> nnx
 def _writes(
     loss: Callable[..., tuple[jax.Array, tuple[Any, nnx.State]]], arguments: list[Any]
 ) -> bool:
-    """Whether an evaluation changes a graph object."""
+    """Returns whether an evaluation changes a graph object."""
     changed: list[Any] = []
 
     def trace(params: nnx.State) -> None:

@@ -303,12 +303,12 @@ def refer_to(name: str) -> str:
 
 
 def _describe(value: Any) -> str:
-    """The value and its type on one line, as errors print them."""
+    """Returns the value and its type on one line, as errors print them."""
     return f"{shown.given(value)} of type {type(value).__name__}"
 
 
 def as_params(params: optax.Params) -> Any:
-    """`params` as arrays; raises if a leaf is not real and floating-point."""
+    """Returns `params` as arrays; raises if a leaf is not real and floating-point."""
     check_params(params)
     return trees.as_arrays(params)
 
@@ -365,7 +365,7 @@ def check_params(params: optax.Params) -> None:
 
 
 def _how_to_convert(leaf: Any, dtype: Any) -> str:
-    """Advice for numbers that are no floating-point array of JAX or NumPy, but may."""
+    """Returns advice on numbers that can become a floating-point array."""
     if hasattr(leaf, "to_numpy"):
         return "Convert it by .to_numpy(float)."
     if hasattr(leaf, "detach"):
@@ -382,7 +382,7 @@ def _how_to_convert(leaf: Any, dtype: Any) -> str:
 
 
 def _how_to_split(params: Any, advice: str) -> str:
-    """Advice for parameters that are not all floating-point arrays."""
+    """Returns advice on parameters that are not all floating-point arrays."""
     if isinstance(params, types.FunctionType):
         return "Pass fun before params."
     modules = {kind.__module__ for kind in type(params).__mro__}
@@ -448,7 +448,7 @@ def check_not_deleted(name: str, tree: Any) -> None:
 def checked_loss(
     fun: Callable[[optax.Params], Any], has_aux: bool, vector_valued: bool = False
 ) -> Callable[[optax.Params], tuple[jax.Array, Any]]:
-    """`fun` as a function of the parameters to (loss of at least float32, aux).
+    """Returns `fun` as a function of parameters to (loss of at least float32, aux).
 
     The function raises, when called, if `fun` returns something other than a real
     scalar, or a vector of at least one element with `vector_valued`.
@@ -481,7 +481,7 @@ def check_floating(value: Any) -> None:
 
 
 def as_pair(output: Any) -> tuple[Any, Any]:
-    """The output of a function with `has_aux`; raises unless it is a pair."""
+    """Returns the output of a function with `has_aux`; raises unless it is a pair."""
     if isinstance(output, tuple) and len(output) == 2:
         return output
     raise TypeError(
@@ -503,7 +503,7 @@ def _dtype_and_shape(value: Any) -> tuple[Any, tuple[int, ...]]:
 
 
 def as_values(values: Any, dtype: jax.typing.DTypeLike) -> np.ndarray:
-    """Values as an array of the dtype in which they are used."""
+    """Returns values as an array of the dtype in which they are used."""
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise TypeError(

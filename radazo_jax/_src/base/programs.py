@@ -56,7 +56,7 @@ _COMPARED = "builtins", "jax", "jaxlib", "ml_dtypes", "numpy"
 def of(
     function: Callable[..., Any], run: Any, *args: Any, donate: Sequence[int] = ()
 ) -> Callable[..., Any]:
-    """The program of a function of a run: compiled if it is none of the latest.
+    """Returns the program of a function of a run, compiled unless it is a recent one.
 
     Args:
       function: `function(run, *args)`, of a module: it is compared by identity.
@@ -92,7 +92,7 @@ def _compiled(
 
 
 def are_disabled() -> bool:
-    """Whether JAX compiles nothing, so that a debugger finds arrays in functions."""
+    """Returns whether JAX compiles nothing; a debugger then finds arrays in them."""
     return bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
 
 
@@ -148,7 +148,7 @@ class TracedFunction:
 def trace(
     fun: Callable[..., Any], *args: Any, shares_numbers: bool = False
 ) -> TracedFunction:
-    """A function as it is now, for such arguments.
+    """Traces a function as it is now, for such arguments.
 
     Args:
       fun: A function that JAX can trace. What it returns may hold other things than
@@ -198,7 +198,7 @@ def check_no_refs(consts: Iterable[Any]) -> None:
 
 
 def _with_numbers_as_consts(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """The program with the numbers in its equations as constants that it closes over.
+    """Returns a program that closes over the numbers in its equations as constants.
 
     Those inside of a loop, a branch or a function of its own stay.
     """
@@ -227,12 +227,12 @@ def _with_numbers_as_consts(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 def is_number(x: Any) -> bool:
-    """Whether this is a number of Python or NumPy, or an array of NumPy's."""
+    """Returns whether this is a number of Python or NumPy, or an array of NumPy's."""
     return isinstance(x, (numbers.Number, np.number, np.ndarray))
 
 
 def _owned(const: Any, var: Any) -> Any:
-    """A constant that nobody else writes to."""
+    """Returns a constant that nobody else writes to."""
     if isinstance(const, jax.Array):
         return const
     with trees.precision_of(var.aval):
@@ -286,7 +286,7 @@ class _Trace:
 
 
 def _derivative(eqn: core.JaxprEqn) -> Any:
-    """The structure of the derivative of an equation with a custom one."""
+    """Returns the structure of the derivative of an equation with a custom one."""
     inputs = list(dict.fromkeys(x for x in eqn.invars if isinstance(x, core.Var)))
     info = core.DebugInfo("derivative", "derivative", None, None)
     jaxpr = core.Jaxpr((), inputs, eqn.outvars, [eqn], eqn.effects, info)
@@ -306,7 +306,7 @@ def _derivative(eqn: core.JaxprEqn) -> Any:
 
 
 def _watched(jaxpr: core.Jaxpr, note: Callable[[], None]) -> core.Jaxpr:
-    """A copy of a program whose rules call `note` when they are used."""
+    """Returns a copy of a program whose rules call `note` when they are used."""
 
     @functools.cache
     def watched(jaxpr: core.Jaxpr) -> core.Jaxpr:
@@ -324,7 +324,7 @@ def _watched(jaxpr: core.Jaxpr, note: Callable[[], None]) -> core.Jaxpr:
 
 
 def _noted(rule: Any, note: Callable[[], None]) -> Any:
-    """A wrapped function of JAX that calls `note` first."""
+    """Returns a wrapped function of JAX that calls `note` first."""
     noted = copy.copy(rule)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -378,7 +378,7 @@ class _Reader:
         return tuple(parts)
 
     def value(self, x: Any) -> Any:
-        """The structure of a parameter of an equation.
+        """Returns the structure of a parameter of an equation.
 
         Only what Python, NumPy and JAX define is compared by what it holds. An object
         of another class may hold more than it is compared by.

@@ -17,7 +17,7 @@ from radazo_jax._src.base import trees
 
 
 def tie(tree: Any, *after: jax.Array) -> Any:
-    """`tree`, not to be read before the values `after` are computed.
+    """Returns `tree`, which is read once the values `after` are computed.
 
     XLA's CPU backend ignores this: there `compute_once` has its own `after`.
     """
@@ -25,7 +25,7 @@ def tie(tree: Any, *after: jax.Array) -> Any:
 
 
 def barrier(tree: Any) -> Any:
-    """`lax.optimization_barrier`, to which a checker of keys lends them.
+    """Applies `lax.optimization_barrier`, to which a checker of keys lends them.
 
     JAX's takes a key for used up by each primitive that it does not know.
     """
@@ -34,7 +34,7 @@ def barrier(tree: Any) -> Any:
 
 
 def tie_on_tpu(tree: Any, *after: jax.Array) -> Any:
-    """`tie`, for TPUs alone: other compilers would store what they fuse."""
+    """Applies `tie` for TPUs alone: other compilers would store what they fuse."""
     if not after:
         return tree
     return lax.platform_dependent(
@@ -45,7 +45,7 @@ def tie_on_tpu(tree: Any, *after: jax.Array) -> Any:
 def compute_once(
     fun: Callable[..., Any], *args: Any, after: Sequence[jax.Array] = ()
 ) -> Any:
-    """`fun(*args)`, whose results XLA's CPU backend computes once and stores.
+    """Calls `fun(*args)`, whose results XLA's CPU backend computes once and stores.
 
     That backend drops optimization barriers, then fuses elementwise producers into
     each of their consumers: random numbers that are read three times are drawn three
@@ -82,7 +82,7 @@ def compute_once(
 
 
 def in_one_kernel(fun: Callable[..., Any], *args: Any) -> Any:
-    """`fun(*args)` for numbers, which XLA's CPU backend compiles as one kernel.
+    """Calls `fun(*args)` for numbers; XLA's CPU backend compiles it as one kernel.
 
     That backend compiles each fusion by itself, which takes most of the time of a
     first call, and computes what several fusions read in each of them. A small loop
@@ -119,7 +119,7 @@ def in_one_kernel(fun: Callable[..., Any], *args: Any) -> Any:
 
 @jax.custom_jvp
 def rounded(values: jax.Array) -> jax.Array:
-    """The same values, rounded to their dtype before anything is computed of them.
+    """Rounds values to their dtype before anything is computed of them.
 
     XLA may fuse an operation that makes a value with one that reads it, and round
     once: a multiplication and a subtraction become one instruction. What is computed
@@ -153,7 +153,7 @@ def _(
 
 
 def _shards() -> bool:
-    """Whether the compiler may shard arrays over axes of the mesh.
+    """Returns whether the compiler may shard arrays over axes of the mesh.
 
     An element of such an array would have to be sent.
     """
@@ -180,12 +180,12 @@ def _(
 
 
 def of_one_device(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether an equation is lowered for the program of a single device."""
+    """Returns whether an equation is lowered for the program of a single device."""
     return getattr(ctx.module_context.axis_context, "num_devices", None) == 1
 
 
 def on_one_gpu(fun: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """`fun()` in the program of a single GPU, else `otherwise()`.
+    """Calls `fun()` in the program of a single GPU, else `otherwise()`.
 
     Args:
       fun: A function of no arguments.
@@ -200,7 +200,7 @@ def on_one_gpu(fun: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
 
 
 def on_one_cpu(fun: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """`fun()` in the program of a single CPU, else `otherwise()`: see `on_one_gpu`."""
+    """Calls `fun()` in the program of a single CPU, else `otherwise()`."""
     otherwise = jax.jit(otherwise, inline=True)
     alone = _on_one_device(fun, otherwise)
     return lax.platform_dependent(cpu=alone, default=otherwise)
@@ -223,7 +223,7 @@ mlir.register_lowering(
 
 
 def on_any_mesh(program: Callable[..., Any], out_sharding: Any) -> Callable[..., Any]:
-    """The program, whose arrays the compiler shards if a mesh has explicit axes.
+    """Lets the compiler shard the arrays of a program if a mesh has explicit axes.
 
     Args:
       program: A function of arrays.
@@ -238,12 +238,12 @@ def on_any_mesh(program: Callable[..., Any], out_sharding: Any) -> Callable[...,
 
 
 def specs_of(params: optax.Params) -> Any:
-    """The partition specs of arrays by their types, a tree like `params`."""
+    """Returns the partition specs of arrays by their types, a tree like `params`."""
     return jax.tree.map(lambda p: jax.typeof(p).sharding.spec, params)
 
 
 def row_major(x: jax.Array) -> jax.Array:
-    """`x`, laid out by XLA's TPU backend as JAX lays out an argument.
+    """Lets XLA's TPU backend lay out `x` as JAX lays out an argument.
 
     That backend chooses how a stack lies from the products with its slices. The layout
     of an argument reaches a loop over the stack, but not a loop in a loop, such as

@@ -163,7 +163,7 @@ def coordinate_wise(
 
 
 def _probabilities(scores: jax.Array, uniform: float) -> jax.Array:
-    """p, [d]."""
+    """Returns p, [d]."""
     scores = _memory.known(scores)
     unseen = jnp.isnan(scores)
     mean = jnp.where(jnp.all(unseen), 1, jnp.nanmean(scores))

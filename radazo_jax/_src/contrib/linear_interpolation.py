@@ -24,7 +24,7 @@ _NEAREST = 0.1
 def shortest_interpolant(
     among: jax.Array, slopes: jax.Array, used: jax.Array
 ) -> jax.Array:
-    """The c of the shortest g = Σₖ cₖ aₖ with ⟨g, aₖ⟩ = slopesₖ.
+    """Returns the c of the shortest g = Σₖ cₖ aₖ with ⟨g, aₖ⟩ = slopesₖ.
 
     If the slopes belong to a linear function, g is the projection of its gradient
     on the span of the aₖ, up to a ridge of 10⁻⁴.
@@ -210,7 +210,7 @@ def linear_interpolation(
 
 
 def _rows_of_points(size: int, before: int, smoothing: float) -> np.ndarray:
-    """The aᵢ as sums of new directions, past directions, and differences of θ.
+    """Returns the aᵢ as sums of new directions, past ones, and differences of θ.
 
     New points come first, followed by past points and past θ.
     """

@@ -41,7 +41,7 @@ class MomentumPerturbation(estimators.AlongDirections):
         return around_zero + (1 - self.b1) ** 2 * (1 - self.uncertainty)
 
     def _deviation(self, dimension: int) -> float:
-        """The standard deviation of the factor of the elements of u."""
+        """Returns the standard deviation of the factor of the elements of u."""
         return math.sqrt(self._variance * self.distribution.factor(dimension))
 
     def init(self, params: optax.Params) -> MomentumPerturbationState:

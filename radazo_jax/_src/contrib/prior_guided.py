@@ -173,13 +173,13 @@ def prior_guided(
 
 
 def _divided(tree: Any, norm: jax.Array) -> optax.Params:
-    """The tree over its norm; zeros stay."""
+    """Divides the tree by its norm; zeros stay."""
     inverse = jnp.where(norm > 0, 1 / norm, 0)
     return jax.tree.map(lambda w: inverse * w, tree)
 
 
 def _checked_prior(given: Any, params: optax.Params) -> Any:
-    """The prior; raises unless it is a tree like `params`."""
+    """Returns the prior; raises unless it is a tree like `params`."""
 
     def shapes(tree: Any) -> Any:
         return jax.tree.map(jnp.shape, tree)

@@ -92,7 +92,7 @@ def majority_vote(
 
 
 def _votes(weights: jax.Array, points: estimators.Points) -> jax.Array:
-    """Σₖ weightsₖ sign(uₖ), [d]; one direction is alive at a time."""
+    """Computes Σₖ weightsₖ sign(uₖ), [d]; one direction is alive at a time."""
 
     def add(k: jax.Array, total: jax.Array) -> jax.Array:
         signs = [jnp.sign(u).reshape(-1) for u in jax.tree.leaves(points.direction(k))]

@@ -58,7 +58,7 @@ def _choose_pairs(size: int, stored: bool) -> Callable[..., Any]:
 
 
 def _draw(key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
-    """The two numbers of each pair: complex64."""
+    """Returns the two numbers of each pair: complex64."""
     del number
     near = at.lo & np.uint32(PAIR - 1)
     hi = (at.hi << np.uint32(1)) | (at.lo >> np.uint32(31))
@@ -299,10 +299,10 @@ class _Signed(Distribution):
 
     @abc.abstractmethod
     def _word(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
-        """uint32: bit b of word w says whether element 32 w + b is negative."""
+        """Draws uint32: bit b of word w says whether element 32 w + b is negative."""
 
     def _magnitude(self, dimension: int) -> float:
-        """The absolute value of all elements."""
+        """Returns the absolute value of all elements."""
         del dimension
         return 1.0
 
@@ -321,7 +321,7 @@ def _choose_units(size: int, stored: bool) -> Callable[..., Any]:
 
 
 def _from_bit(words: jax.Array, start: Any) -> jax.Array:
-    """The words along the last axis, from a bit of the first one on."""
+    """Returns the words along the last axis, from a bit of the first one on."""
     if isinstance(start, int) and start == 0:
         return words
     start = jnp.uint32(start)
@@ -372,12 +372,12 @@ class Orthonormal(UnitNorm, _Signed):
 
 
 def _num_bits(dimension: int) -> int:
-    """The number of bits that number the coordinates: the log₂ of the basis size."""
+    """Returns how many bits number the coordinates: the log₂ of the basis size."""
     return max(dimension - 1, 0).bit_length()
 
 
 def _row(key: jax.Array, number: jax.Array, num_bits: int) -> Counter:
-    """Which row the direction of this number is, by a random bijection."""
+    """Returns the row that a direction of this number is, by a random bijection."""
     # The words of signs are drawn at positions below 2^59.
     here = jnp.full((2 * _TERMS,), 0xFFFFFFFF, jnp.uint32)
     drawn = generator.bits(key, Counter(here, jnp.arange(2 * _TERMS, dtype="uint32")))
@@ -495,7 +495,7 @@ class LowRank(Normals):
         return layout.with_axes(dict(given))
 
     def axes(self, leaf: Leaf) -> MatrixAxes | None:
-        """The axes that make the matrices of a leaf; `None` if it is drawn dense."""
+        """Returns the axes of the matrices of a leaf; `None` if it is drawn dense."""
         if leaf.axes is None:
             return None
         sides = [math.prod(leaf.shape[axis] for axis in side) for side in leaf.axes]

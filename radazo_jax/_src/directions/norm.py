@@ -40,7 +40,7 @@ def fraction_bits(num_squares: int) -> int:
 
 
 def sum_of_squares(x: jax.Array, fraction: int) -> Counter:
-    """Σ x² in units of 2^-fraction, to which every square is rounded.
+    """Sums x² in units of 2^-fraction, to which every square is rounded.
 
     Args:
       x: float32, any shape, of absolute values below 8.
@@ -62,19 +62,19 @@ def sum_of_squares(x: jax.Array, fraction: int) -> Counter:
 
 
 def as_float(total: Counter, fraction: int) -> jax.Array:
-    """The sum, at least one of its units: float32."""
+    """Returns the sum, at least one of its units: float32."""
     hi, lo = (word.astype(jnp.float32) for word in total)
     units = hi * np.float32(2.0**32) + lo
     return jnp.maximum(units, np.float32(1)) * np.float32(2.0**-fraction)
 
 
 def _log2(size: int) -> int:
-    """⌈log₂ size⌉."""
+    """Returns ⌈log₂ size⌉."""
     return (max(size, 1) - 1).bit_length()
 
 
 def _first_axis(shape: tuple[int, ...]) -> int:
-    """The first of the axes that are summed at once: the last at least."""
+    """Returns the first of the axes that are summed at once: the last at least."""
     first = 0
     while first < len(shape) - 1 and math.prod(shape[first:]) > _MAX_AT_ONCE:
         first += 1
@@ -82,7 +82,7 @@ def _first_axis(shape: tuple[int, ...]) -> int:
 
 
 def _digits(squares: jax.Array, fraction: int, base: int) -> list[jax.Array]:
-    """Squares, rounded, in digits of `base` bits: uint32, the lowest first."""
+    """Returns rounded squares in digits of `base` bits: uint32, the lowest first."""
     num_digits = -(-(_INTEGER_BITS + fraction) // base)
     digits = []
     rest = squares * np.float32(2.0 ** (fraction - base * (num_digits - 1)))
@@ -95,7 +95,7 @@ def _digits(squares: jax.Array, fraction: int, base: int) -> list[jax.Array]:
 
 
 def _sum_of_words(words: jax.Array, distance: int) -> Counter:
-    """The sum of all words times 2^distance."""
+    """Sums all words times 2^distance."""
     base = 32 - _log2(words.size)
     mask = np.uint32(2**base - 1)
     shifts = range(0, 32, base)
@@ -107,7 +107,7 @@ def _sum_of_words(words: jax.Array, distance: int) -> Counter:
 
 
 def _sums(words: Sequence[jax.Array], axes: range) -> Sequence[jax.Array]:
-    """The sum of each, so that what makes all of them is computed once."""
+    """Sums each, so that what makes all of them is computed once."""
 
     def in_one_reduction(*words: jax.Array) -> tuple[jax.Array, ...]:
         zeros = (np.uint32(0),) * len(words)

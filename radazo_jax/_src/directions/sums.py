@@ -37,7 +37,7 @@ from radazo_jax._src.directions.storage import Use
 def combine(
     coefficients: jax.Array, directions: Direction, layout: Layout, params: optax.Params
 ) -> optax.Params:
-    """Σₖ coefficientsₖ uₖ, a tree like `params`, sharded as it.
+    """Computes Σₖ coefficientsₖ uₖ, a tree like `params`, sharded as it.
 
     The sum is taken in the widest dtype of the parameters, at least float32.
 
@@ -86,7 +86,7 @@ def _combined(
 def _sums(
     coefficients: jax.Array, directions: Direction, layout: Layout
 ) -> list[jax.Array]:
-    """The weighted sum of the directions, leaf by leaf."""
+    """Computes the weighted sum of the directions, leaf by leaf."""
     if directions.cached is not None:
         dtype = coefficients.dtype
         return [
@@ -134,7 +134,7 @@ def _in_dtype(
 def _sum_at_once(
     coefficients: jax.Array, directions: Direction, leaf: Leaf, dimension: int
 ) -> jax.Array:
-    """The weighted sum on one leaf, as the sum over an axis of size K.
+    """Computes the weighted sum on one leaf, as the sum over an axis of size K.
 
     XLA's GPU backend makes it a loop within the kernel that consumes the sum, so that
     nothing is stored, and compiles the draw once. Its CPU backend would store all K,
@@ -151,7 +151,7 @@ def _sum_at_once(
 def _sum_in_turn(
     coefficients: jax.Array, directions: Direction, leaf: Leaf, dimension: int
 ) -> jax.Array:
-    """The weighted sum on one leaf, as an expression of K terms or as a loop."""
+    """Computes the weighted sum on one leaf, as an expression or as a loop."""
     size = len(coefficients)
 
     def term(k: Any) -> jax.Array:
@@ -169,7 +169,7 @@ def _sum_in_turn(
 
 
 def _one_by_one(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
-    """The elements of a leaf, scaled, of which none shares a word with its neighbors.
+    """Returns the scaled elements of a leaf, none of which shares a word with others.
 
     The words of all K directions would be stored.
     """
@@ -204,12 +204,12 @@ class Block(NamedTuple):
         return generator.block(self.sizes, self.starts)
 
     def read(self, array: jax.Array) -> jax.Array:
-        """The block of an array like the leaf, of which some axes may have size 1."""
+        """Reads the block of an array like the leaf; some axes may have size 1."""
         sizes = [min(pair) for pair in zip(self.sizes, array.shape, strict=True)]
         return lax.dynamic_slice(array, self._starts_in(array), sizes)
 
     def write(self, array: jax.Array, part: jax.Array) -> jax.Array:
-        """The array with this part in the place of the block."""
+        """Returns the array with this part in the place of the block."""
         return lax.dynamic_update_slice(array, part, self._starts_in(array))
 
     def _starts_in(self, array: jax.Array) -> list[jax.Array]:
@@ -220,12 +220,12 @@ class Block(NamedTuple):
 
 
 def cuts(shape: tuple[int, ...], axis: int) -> bool:
-    """Whether the blocks of an array are shorter than it along an axis from this on."""
+    """Returns whether blocks of an array are shorter along an axis from this on."""
     return axis <= _cut_axis(shape)
 
 
 def _cut_axis(shape: tuple[int, ...]) -> int:
-    """The axis along which an array is cut into blocks; -1 if it is one block.
+    """Returns the axis along which an array is cut into blocks; -1 for one block.
 
     A block has one index along the axes before it, and all along the axes after it.
     """
@@ -276,7 +276,7 @@ def combine_block(
     leaf: Leaf,
     dimension: int,
 ) -> jax.Array:
-    """Σᵢ coefficientsᵢ uᵢ on a block of a leaf.
+    """Computes Σᵢ coefficientsᵢ uᵢ on a block of a leaf.
 
     The time to compile does not grow with the number of directions.
 
@@ -350,14 +350,14 @@ class LinearCombination:
 
     @classmethod
     def of_tree(cls, tree: Any, layout: Layout) -> "LinearCombination":
-        """The combination that is a single tree like the parameters."""
+        """Returns the combination that is a single tree like the parameters."""
         return cls(None, None, layout).plus(jnp.ones((), jnp.float32), tree)
 
     @classmethod
     def of_flat(
         cls, flat: jax.Array, layout: Layout, params: optax.Params
     ) -> "LinearCombination":
-        """The combination that is a vector of all coordinates, [d].
+        """Returns the combination that is a vector of all coordinates, [d].
 
         Args:
           flat: The vector.
@@ -376,14 +376,14 @@ class LinearCombination:
         return cls.of_tree(on_any_mesh(program, specs_of(params))(flat, params), layout)
 
     def plus(self, weight: jax.Array, tree: Any) -> "LinearCombination":
-        """The combination with one more weighted tree."""
+        """Returns the combination with one more weighted tree."""
         more: LinearCombination = dataclasses.replace(
             self, trees=(*self.trees, (weight, tree))
         )
         return more
 
     def scaled(self, factor: jax.Array) -> "LinearCombination":
-        """The combination times a number, shape ().
+        """Multiplies the combination by a number, shape ().
 
         Zero times a coefficient or a weight is zero, also if it is not finite.
         """
@@ -433,7 +433,7 @@ def _times(weight: jax.Array, x: jax.Array, like: jax.Array) -> jax.Array:
 def gram(
     directions: Sequence[Direction], layout: Layout, trees: Sequence[Any] = ()
 ) -> jax.Array:
-    """The inner products of all pairs of directions and trees: float32, [n, n].
+    """Computes inner products of all pairs of directions and trees: float32, [n, n].
 
     The elements of one leaf of all of them are alive at a time.
 

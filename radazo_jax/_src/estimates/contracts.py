@@ -75,7 +75,7 @@ class Draw(NamedTuple):
 
     @classmethod
     def once(cls, key: jax.typing.ArrayLike) -> "Draw":
-        """The draw of a single estimate, which is a run of one step."""
+        """Returns the draw of a single estimate, which is a run of one step."""
         typed = keys.as_key(key)
         return cls(typed, typed)
 
@@ -158,7 +158,7 @@ class Points:
         return Values(values[0] if self.includes_params else nan, along)
 
     def join(self, values: Values) -> jax.Array:
-        """The inverse of `split`: the values at all points, [n] or [n, G]."""
+        """Reverts `split`: returns the values at all points, [n] or [n, G]."""
         along = lax.collapse(values.along, 0, 2)
         if not self.includes_params:
             return along
@@ -167,7 +167,7 @@ class Points:
     def with_shift(
         self, shift: Any, shifts: jax.Array, scales: jax.Array | None = None
     ) -> "Points":
-        """The points along the same directions, moved by multiples of one tree.
+        """Returns the points along the same directions, moved by multiples of one tree.
 
         Args:
           shift: w, a tree like the parameters.
@@ -181,7 +181,7 @@ class Points:
         return moved
 
     def select(self, which: slice | np.ndarray) -> "Points":
-        """The points along some of the directions, by an index of the directions."""
+        """Returns the points along some of the directions, by their index."""
         some: Points = dataclasses.replace(
             self,
             directions=jax.tree.map(lambda x: x[which], self.directions),
@@ -191,7 +191,7 @@ class Points:
         return some
 
     def combine(self, coefficients: jax.Array) -> LinearCombination:
-        """Σₖ coefficientsₖ uₖ over the directions of the points: a gradient.
+        """Returns Σₖ coefficientsₖ uₖ over the directions of the points: a gradient.
 
         Args:
           coefficients: Real, [K].
@@ -199,15 +199,15 @@ class Points:
         return LinearCombination(coefficients, self.directions, self.layout)
 
     def direction(self, k: jax.typing.ArrayLike) -> Any:
-        """uₖ as a tree like the parameters, float32."""
+        """Returns uₖ as a tree like the parameters, float32."""
         return jax.tree.map(lambda x: x[k], self.directions).tree(self.layout)
 
     def of_tree(self, tree: Any) -> LinearCombination:
-        """A tree like the parameters as a gradient."""
+        """Returns a tree like the parameters as a gradient."""
         return LinearCombination.of_tree(tree, self.layout)
 
     def of_flat(self, flat: jax.Array, params: optax.Params) -> LinearCombination:
-        """A vector of all coordinates, [d], as a gradient.
+        """Returns a vector of all coordinates, [d], as a gradient.
 
         Args:
           flat: The vector.
@@ -216,7 +216,7 @@ class Points:
         return LinearCombination.of_flat(flat, self.layout, params)
 
     def inner_products(self, tree: Any) -> jax.Array:
-        """⟨uₖ, w⟩ of the directions with a tree w like the parameters: float32, [K]."""
+        """Computes ⟨uₖ, w⟩ with a tree w like the parameters: float32, [K]."""
         return self.directions.inner_products(tree, self.layout)
 
 

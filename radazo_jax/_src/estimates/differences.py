@@ -290,7 +290,7 @@ def check_distribution(distribution: Any) -> None:
 def checked_differences(
     distribution: Any, num_directions: Any, smoothing: Any
 ) -> tuple[Distribution, int, Any]:
-    """The arguments that all difference estimators have; raises if one is wrong."""
+    """Checks the arguments that all difference estimators have, and returns them."""
     check_distribution(distribution)
     num_directions = checks.check_int_at_least("num_directions", num_directions, 1)
     smoothing = checks.check_positive("smoothing", smoothing)
@@ -320,7 +320,7 @@ class Finite(NamedTuple):
 
 
 def mean_of_finite(values: jax.Array) -> jax.Array:
-    """The mean of the values that are finite; NaN without any."""
+    """Returns the mean of the values that are finite; NaN without any."""
     return jnp.mean(values, where=jnp.isfinite(values))
 
 
@@ -348,7 +348,7 @@ class Differences(NamedTuple):
 
     @classmethod
     def of(cls, values: Values) -> "Differences":
-        """The differences of values to the value at θ, or to their mean if it failed.
+        """Subtracts the value at θ from values, or their mean if it failed.
 
         The mean needs two values; with fewer, there are no differences. A value is part
         of the mean, which makes its difference smaller. The gain n/(n−1) for n values
@@ -371,7 +371,7 @@ class Differences(NamedTuple):
         return self.each * jnp.asarray(self.gain, self.each.dtype)
 
     def estimate(self, distance: jax.typing.ArrayLike, points: Points) -> Estimate:
-        """c/K Σₖ (gain · differenceₖ / distance) uₖ over the K finite differences.
+        """Returns c/K Σₖ (gain · differenceₖ / distance) uₖ over K finite differences.
 
         Along it the slope is gain · c/K Σₖ (differenceₖ / distance)². Without any,
         gradient and slope are NaN.

@@ -62,7 +62,7 @@ class EvolutionStrategy(GradientEstimator):
         used = jnp.maximum(count, 1).astype(members.dtype)
 
         def along_directions(members: jax.Array) -> jax.Array:
-            """Σ over the sides of each direction, and over prompts: [K]."""
+            """Sums over the sides of each direction, and over prompts: [K]."""
             each = members.reshape(*points.scales.shape, -1)
             sides = jnp.asarray(self._signs, each.dtype)[None, :, None]
             return jnp.sum(sides * each, (1, 2))
@@ -175,7 +175,7 @@ def evolution_strategy(
 
 
 def _weights(shaping: Shaping, members: jax.Array) -> jax.Array:
-    """The weights of the values, 0 if a value or its weight is not finite."""
+    """Returns the weights of the values, 0 if a value or its weight is not finite."""
     weights = jnp.asarray(shaping(members))
     if weights.shape != members.shape:
         raise ValueError(

@@ -85,7 +85,7 @@ def estimate(
 
 
 def key_first(key: Any, params: optax.Params, name: str) -> jax.Array:
-    """The key, typed; raises if the key is missing, or follows the parameters."""
+    """Returns the typed key; raises if it is missing, or follows the parameters."""
     try:
         typed = keys.as_key(key)
     except TypeError as error:
@@ -108,7 +108,7 @@ def of_params(
     kwargs: dict[str, Any],
     params: optax.Params,
 ) -> Any:
-    """`fun` as a function of its first argument, which a `Partial` makes of it."""
+    """Returns `fun` as a function of its first argument, as a `Partial` makes it."""
     # Each evaluation gets new containers, as under jit: fun may write into them.
     params, args, kwargs = jax.tree.map(lambda x: x, (params, args, kwargs))
     try:
@@ -183,7 +183,7 @@ def evaluated(
     state: Any,
     has_aux: bool = False,
 ) -> Evaluated:
-    """The estimate of a function."""
+    """Returns the estimate of a function."""
     loss = checks.checked_loss(fun, has_aux, vector_valued=True)
     draw = draw._replace(fun=lambda params: loss(params)[0])
     points, state = points_of(estimator, evaluator, draw, params, state)
@@ -199,7 +199,7 @@ def points_of(
     params: optax.Params,
     state: Any,
 ) -> tuple[Points, Any]:
-    """The points of an estimate, cached, and the state of the estimator after them."""
+    """Returns the cached points of an estimate, and the estimator's next state."""
     found = estimator.points(draw, params, state)
     _check_pair(found, Points, "points of the estimator", "points(draw, params, state)")
     points, state = found
@@ -213,7 +213,7 @@ def values_at(
     points: Points,
     has_aux: bool = False,
 ) -> tuple[Values, Any]:
-    """The values at the points, rounded as values from elsewhere are, and aux."""
+    """Returns the values at the points, rounded as values from elsewhere, and aux."""
     found = evaluator.evaluate(fun, params, points, has_aux)
     call = "evaluate(fun, params, points, has_aux)"
     _check_pair(found, Values, "evaluate of the evaluator", call)
@@ -228,7 +228,7 @@ def reduced(
     params: optax.Params,
     state: Any,
 ) -> tuple[Estimate, Any]:
-    """The estimate, and the state of the estimator after it."""
+    """Returns the estimate, and the state of the estimator after it."""
     found = estimator.reduce(points, values, params, state)
     call = "reduce(points, values, params, state)"
     _check_pair(found, Estimate, "reduce of the estimator", call)
@@ -260,7 +260,7 @@ def extra_args(
     gradient: optax.Updates,
     value_fn: Callable[[optax.Params], Any] | None,
 ) -> dict[str, Any]:
-    """The extra arguments that Optax transformations get with a gradient.
+    """Returns the extra arguments that Optax transformations get with a gradient.
 
     Args:
       estimate: The estimate.
@@ -281,7 +281,7 @@ def extra_args(
 def _taking_all(
     value_fn: Callable[[optax.Params], Any], names: Iterable[str]
 ) -> Callable[..., Any]:
-    """`value_fn`, or its mean, with further keyword arguments, which it ignores.
+    """Lets `value_fn`, or its mean, ignore further keyword arguments.
 
     Optax's line searches pass all extra arguments that they do not know on to the
     function, and refuse those that its signature does not name.

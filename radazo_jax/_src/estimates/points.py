@@ -81,7 +81,7 @@ def points_along(
     *,
     includes_params: bool = False,
 ) -> Points:
-    """The points θ + sᵢ w along a tree w, for estimators that make their own direction.
+    """Returns the points θ + sᵢ w along a tree w, which an estimator has made.
 
     Args:
       tree: w, a tree like the parameters.
@@ -128,7 +128,7 @@ def _sample(
     params: optax.Params,
     numbers: jax.Array | None = None,
 ) -> tuple[Direction, Layout]:
-    """The directions of a step, stacked, and the layout of the parameters."""
+    """Samples the directions of a step, and returns them with the layout of θ."""
     layout = transform.layout_for(distribution, draw.fun, params)
     if numbers is not None:
         return sample_directions(distribution, draw.run_key, numbers, layout), layout
@@ -140,7 +140,7 @@ def _sample(
 
 
 def _next_in_run(draw: Draw, num_directions: int) -> tuple[jax.Array, jax.Array]:
-    """The key and the first number of a step whose directions are numbered in a run.
+    """Returns key and first number of a step whose directions are numbered in a run.
 
     Numbers are uint32. Once they are used up, they begin again under another key.
     """
@@ -226,7 +226,7 @@ def candidate_rows(points: Points, params: optax.Params) -> jax.Array:
 
 
 def shifted(params: optax.Params, shift: Any, distance: jax.Array | None) -> Any:
-    """θ + t w, rounded to the dtypes of θ; θ itself without a w.
+    """Returns θ + t w, rounded to the dtypes of θ; θ itself without a w.
 
     Args:
       params: θ.
@@ -327,7 +327,7 @@ def candidate_factors(points: Points) -> tuple[optax.Params, optax.Params]:
 def _matrices(
     factors: Elements, distribution: LowRank, leaf: Leaf
 ) -> tuple[jax.Array, jax.Array]:
-    """The factors of a leaf: [stacked, …, rows, r] and [stacked, …, columns, r]."""
+    """Returns factors of a leaf: [stacked, …, rows, r] and [stacked, …, columns, r]."""
     axes = distribution.axes(leaf)
     assert axes is not None and isinstance(factors, LowRankFactors)
     both = (*axes.rows, *axes.columns)

@@ -133,7 +133,7 @@ def _values(
     names: tuple[str, ...],
     batch_size: int | None,
 ) -> jax.Array:
-    """The values, [n] or [n, G], the same on all devices; aux is dropped."""
+    """Returns the values, [n] or [n, G], the same on all devices; aux is dropped."""
     mesh = _mesh_with(names)
     num_points, num_devices = points.num_points, math.prod(mesh.shape[n] for n in names)
     share = -(-num_points // num_devices)

@@ -128,7 +128,7 @@ class _Estimator(NamedTuple):
     def estimate(
         self, loss: Callable[[Any], Any], key: jax.Array, params: optax.Params
     ) -> tuple[Any, Any]:
-        """Value and gradient of the loss, which may get its arrays by other ways."""
+        """Estimates value and gradient of a loss that may get its arrays otherwise."""
         options: Any = {"evaluator": self.evaluator, "has_aux": self.has_aux}
         given = self.estimator, loss, key, params, self.estimator.init(params)
         return gradients.estimate(*given, **options)[0]
@@ -137,7 +137,7 @@ class _Estimator(NamedTuple):
 def _estimated(
     made: _Estimator, key: jax.Array, params: optax.Params
 ) -> tuple[Any, Any]:
-    """Value and gradient, by a program if all arguments are known."""
+    """Estimates value and gradient, by a program if all arguments are known."""
     known = not trees.is_traced((key, params, made.loss))
     if programs.are_disabled() or not known:
         return made.estimate(made.loss, key, params)
@@ -171,7 +171,7 @@ def _merged(static: trees.Static, arrays: list[Any], params: optax.Params) -> An
 def _compiled_estimate(
     made: _Estimator, key: jax.Array, params: optax.Params, arrays: list[Any]
 ) -> tuple[Any, Any]:
-    """Value and gradient by a program, as if `value_and_grad` was under `jax.jit`."""
+    """Estimates by a program, as if `value_and_grad` was under `jax.jit`."""
     compiled = programs.of(_in_program, made, key, params, arrays)
     value, aux, gradient = compiled(key, params, arrays)
     if not made.has_aux:
@@ -185,7 +185,7 @@ def _compiled_estimate(
 def _in_program(
     made: _Estimator, key: jax.Array, params: optax.Params, arrays: list[Any]
 ) -> tuple[Any, list[Any], Any]:
-    """Value, the arrays of aux, and gradient."""
+    """Returns value, the arrays of aux, and gradient."""
     value, gradient = made.estimate(Partial(_at, made.loss, arrays), key, params)
     # No compiler knows that each device needs its part of the gradient alone.
     leaves, treedef = jax.tree.flatten(gradient)
@@ -196,7 +196,7 @@ def _in_program(
 
 
 def _placed(x: jax.Array, sharding: Any) -> jax.Array:
-    """An array on several devices in parts, unless it has no sharding."""
+    """Places an array on several devices in parts, unless it has no sharding."""
     if sharding is None:
         return x
     if getattr(sharding, "mesh", None) and sharding.mesh.explicit_axes:
@@ -211,7 +211,7 @@ def _at(loss: programs.TracedFunction, arrays: list[Any], params: optax.Params) 
 def _estimate_in_turn(
     made: _Estimator, key: jax.Array, params: optax.Params
 ) -> tuple[Any, Any]:
-    """Value and gradient of a loss that needs known arrays, but for the parameters.
+    """Estimates value and gradient of a loss that needs arrays that are known.
 
     It is evaluated at one point after another, as `jax.value_and_grad` would do it: no
     operation on known arrays is traced.
@@ -227,7 +227,7 @@ def _estimate_in_turn(
 def _values_in_turn(
     made: _Estimator, params: optax.Params, points: Points
 ) -> tuple[Values, Any]:
-    """The values at the points, and aux at the first."""
+    """Returns the values at the points, and aux at the first."""
     loss = checks.checked_loss(made.loss, made.has_aux, points.vector_valued)
     rows, values, auxes = candidates(points, params), [], []
 
@@ -259,7 +259,7 @@ def check_argnums(argnums: Any) -> None:
 def split_arguments(
     args: tuple[Any, ...], argnums: int | Sequence[int]
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The parameters, a tuple if there are several, and the other arguments."""
+    """Returns the parameters, a tuple if there are several, and the other arguments."""
     if not args:
         return None, ()
     places = _places(argnums, len(args))
@@ -269,7 +269,7 @@ def split_arguments(
 
 
 def _places(argnums: int | Sequence[int], size: int) -> list[int]:
-    """The positions of the parameters among so many arguments, from 0."""
+    """Returns the positions of the parameters among so many arguments, from 0."""
     each = [argnums] if isinstance(argnums, int) else list(argnums)
     if any(not -size <= i < size for i in each):
         raise ValueError(
@@ -286,7 +286,7 @@ def placed(
     *others: Any,
     **kwargs: Any,
 ) -> Any:
-    """`fun` with the parameters at their positions."""
+    """Calls `fun` with the parameters at their positions."""
     chosen = [params] if isinstance(argnums, int) else list(params)
     places, args = _places(argnums, len(chosen) + len(others)), list(others)
     for i in np.argsort(places):

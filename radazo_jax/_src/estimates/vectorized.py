@@ -103,7 +103,7 @@ def vectorized(batch_size: int | None = None) -> Evaluator:
 
 
 def checked_batch_size(batch_size: Any) -> int | None:
-    """The number of points that are evaluated together; raises if it is none."""
+    """Checks the number of points that are evaluated together, and returns it."""
     if batch_size is None:
         return None
     return checks.check_int_at_least("batch_size", batch_size, 1)
@@ -121,7 +121,7 @@ def batched_map(
     batch_size: int | None,
     evaluator: str = "vectorized(",
 ) -> Any:
-    """`jax.lax.map` whose `batch_size=None` is all at once."""
+    """Calls `jax.lax.map`, whose `batch_size=None` is all at once."""
     size = len(jax.tree.leaves(xs)[0])
     if batch_size == 1 or size == 1:
         return lax.map(fun, xs)
@@ -139,7 +139,7 @@ def batched_map(
 
 
 def _can_be_traced(fun: Callable[[optax.Params], Any], xs: Any) -> bool:
-    """Whether a function works on a single element, so that batching it failed."""
+    """Returns whether a function works on one element, so that batching it failed."""
     try:
         jax.eval_shape(fun, jax.tree.map(lambda x: x[0], xs))
     except Exception:
@@ -203,7 +203,7 @@ def values_by_number(
     batch_size: int | None,
     evaluator: str = "vectorized(",
 ) -> jax.Array:
-    """The values at some of the points, each computed alike whatever the others.
+    """Evaluates some of the points, each computed alike whatever the others.
 
     Args:
       loss: The function, which returns a pair.
@@ -235,7 +235,7 @@ def values_by_number(
 
 
 def _shares_products(points: Points, use: Use) -> bool:
-    """Whether all evaluations are products with the same parameters, but for a few."""
+    """Returns whether all evaluations multiply the same parameters, but for a few."""
     held = points.directions.cached
     if not held or not points.includes_params or points.scales.shape[1] > 1:
         return False
@@ -251,7 +251,7 @@ def _values_in_one_batch(
     params: optax.Params,
     points: Points,
 ) -> jax.Array:
-    """The values, with θ itself as the first of the batch: all read θ once."""
+    """Evaluates points together with θ, the first of the batch: all read θ once."""
     directions, scales = (
         jax.tree.map(lambda x: jnp.concatenate([x[:1], x]), tree)
         for tree in (points.directions, points.scales[:, 0])

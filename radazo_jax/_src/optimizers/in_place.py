@@ -28,7 +28,7 @@ _LEAST, _LARGEST = -3.0, 12.0
 
 
 def probe_of(params: optax.Params) -> optax.Params:
-    """Small parameters of the same structure, with `None` for most of many leaves."""
+    """Returns small parameters of a structure, with `None` for most of many leaves."""
     leaves, treedef = jax.tree.flatten(params)
     rng = np.random.default_rng(0)
     every = -(-len(leaves) // _MOST)
@@ -42,7 +42,7 @@ def probe_of(params: optax.Params) -> optax.Params:
 def is_by_blocks(
     other: optax.GradientTransformation, state: Any, params: optax.Params
 ) -> bool:
-    """Whether a transformation computes the same for blocks of each leaf.
+    """Returns whether a transformation computes the same for blocks of each leaf.
 
     Args:
       other: The transformation.
@@ -82,7 +82,7 @@ def is_by_blocks(
 
 
 def _updates(params: optax.Params) -> Iterator[optax.Updates]:
-    """Large updates, others, and some of which one is NaN."""
+    """Returns large updates, others, and some of which one is NaN."""
     rng = np.random.default_rng(1)
 
     def drawn(p: np.ndarray) -> np.ndarray:
@@ -107,7 +107,7 @@ def _by_blocks(
     state: Any,
     params: optax.Params,
 ) -> tuple[Any, Any]:
-    """The updates of blocks, put together, and the state after updates of nothing."""
+    """Returns the joined updates of blocks, and the state after updates of nothing."""
     layout, found = layout_of(params), []
     leaves = (layout.leaves, jax.tree.leaves(updates), jax.tree.leaves(params))
     for leaf, u, p in zip(*leaves, strict=True):
@@ -124,7 +124,7 @@ def _by_blocks(
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[Block]:
-    """Blocks that cut the first axis and the last one."""
+    """Returns blocks that cut the first axis and the last one."""
     cuts = [
         [(0, 1), (1, n - 1)] if n > 1 and axis in (0, len(shape) - 1) else [(0, n)]
         for axis, n in enumerate(shape)
@@ -134,7 +134,7 @@ def _blocks(shape: tuple[int, ...]) -> Iterator[Block]:
 
 
 def _are_equal(whole: Any, parts: Any) -> bool:
-    """Whether the leaves of two trees are the same up to rounding."""
+    """Returns whether the leaves of two trees are the same up to rounding."""
     leaves = [
         [trees.key_words(x) for x in jax.tree.leaves(tree)] for tree in (whole, parts)
     ]
@@ -295,6 +295,6 @@ def _check_blocks(
 
 
 def keep_update(u: jax.Array, p: jax.Array, positions: Positions) -> jax.Array:
-    """The updates of a block as they are."""
+    """Returns the updates of a block as they are."""
     del p, positions
     return u

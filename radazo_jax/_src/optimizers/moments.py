@@ -228,14 +228,14 @@ class Hyperparameters(NamedTuple):
     def debiased(
         self, moments: optax.Updates, decay: jax.typing.ArrayLike, count: jax.Array
     ) -> optax.Updates:
-        """The moments, debiased if they should be."""
+        """Returns the moments, debiased if they should be."""
         return _debias(moments, decay, count) if self.bias_correction else moments
 
 
 def averaged(
     xs: optax.Updates, moments: optax.Updates, decay: jax.typing.ArrayLike
 ) -> optax.Updates:
-    """The averages after another x, in its dtype."""
+    """Returns the averages after another x, in its dtype."""
 
     def average(x: jax.Array, moment: jax.Array) -> jax.Array:
         moment = moment.astype(x.dtype)
@@ -247,7 +247,7 @@ def averaged(
 def averaged_squares(
     xs: optax.Updates, moments: optax.Updates, decay: jax.typing.ArrayLike
 ) -> optax.Updates:
-    """The averages of |x|² after another x."""
+    """Returns the averages of |x|² after another x."""
 
     def average(x: jax.Array, moment: jax.Array) -> jax.Array:
         rate = scalar(decay, moment.dtype)
@@ -259,7 +259,7 @@ def averaged_squares(
 def divided(
     m: optax.Updates, v: optax.Updates, eps_root: jax.typing.ArrayLike
 ) -> optax.Updates:
-    """M / √(v + ζ)."""
+    """Returns m / √(v + ζ)."""
 
     def scaled(m: jax.Array, v: jax.Array) -> jax.Array:
         return jax.lax.rsqrt(v + scalar(eps_root, v.dtype)).astype(m.dtype) * m
@@ -274,7 +274,7 @@ def _transformation(
     mu_dtype: jax.typing.DTypeLike | None,
     second: tuple[str, ...] = ("nu",),
 ) -> GradientTransformationExtraArgs:
-    """An Optax transformation whose arithmetic is at least float32.
+    """Returns an Optax transformation whose arithmetic is at least float32.
 
     Args:
       state_type: The type of the states.

@@ -43,7 +43,7 @@ class StepHistory(NamedTuple):
 
     @classmethod
     def init(cls, window: int, max_directions: int, dtype: np.dtype) -> "StepHistory":
-        """The history before the first step."""
+        """Returns the history before the first step."""
         shape = (window, max_directions)
         return cls(
             jnp.zeros((*shape, 2), jnp.uint32),
@@ -55,7 +55,7 @@ class StepHistory(NamedTuple):
     def with_step(
         self, index: jax.Array, coefficients: jax.Array, directions: Direction
     ) -> "StepHistory":
-        """The history with a new step, which replaces the oldest."""
+        """Returns the history with a new step, which replaces the oldest."""
         key_data = jax.random.key_data(directions.key)
         step = (key_data, directions.number, directions.scale, coefficients)
 
@@ -69,7 +69,7 @@ class StepHistory(NamedTuple):
     def weighted(
         self, weights: jax.Array, like: Direction
     ) -> tuple[jax.Array, Direction]:
-        """The coefficients times the weights of their steps, and the directions.
+        """Returns coefficients times the weights of their steps, and the directions.
 
         Args:
           weights: The weights of the steps, [H].
@@ -101,7 +101,7 @@ class FactoredMoment(NamedTuple):
 
     @classmethod
     def of_squares(cls, x: jax.Array, shape: tuple[int, ...]) -> "FactoredMoment":
-        """The shares of a block x of a leaf of this shape in the means of its squares.
+        """Returns the shares of a block x of a leaf in the means of its squares.
 
         The shares of all blocks add up to the means.
         """
@@ -114,7 +114,7 @@ class FactoredMoment(NamedTuple):
         return jnp.mean(self.rows, axis=-2, keepdims=True)
 
     def product(self, mean: jax.Array) -> jax.Array:
-        """R_i C_j / mean(R), zero if all are zero."""
+        """Returns R_i C_j / mean(R), zero if all are zero."""
         return self.rows * (self.columns / jnp.where(mean > 0, mean, 1))
 
 
@@ -272,7 +272,7 @@ def scale_by_replayed_radazo(
 
 
 def _initial_moment(value: Any, p: Any) -> Any:
-    """v₀ of a leaf: a `FactoredMoment` if it has matrices, else an array like it."""
+    """Returns v₀ of a leaf: a `FactoredMoment` if it has matrices, else an array."""
     shape, dtype = jnp.shape(p), at_least_float32(jnp.result_type(p))
     value = scalar(value, dtype)
     if len(shape) < 2:
@@ -318,7 +318,7 @@ def _walk(
 def _weights(
     given: Hyperparameters, ages: jax.Array, count: jax.Array, dtype: np.dtype
 ) -> tuple[jax.Array, jax.Array]:
-    """The weights in m of the steps of these ages, [H], and the divisor of v."""
+    """Returns the weights in m of steps of these ages, [H], and the divisor of v."""
     decay_1, decay_2 = (
         jnp.asarray(scalar(b, dtype), dtype) for b in (given.b1, given.b2)
     )
@@ -339,7 +339,7 @@ def _of_leaf(
     terms: tuple[jax.Array, Direction],
     nu_weight: jax.Array,
 ) -> tuple[jax.Array, Any]:
-    """A leaf after the update, and its second moment.
+    """Returns a leaf after the update, and its second moment.
 
     Args:
       given: The hyperparameters.
@@ -405,7 +405,7 @@ def _of_leaf(
 
 
 def _leaf(layout: Layout, path: Any, p: jax.Array) -> Leaf:
-    """The place of an array of the parameters among all coordinates."""
+    """Returns the place of an array of the parameters among all coordinates."""
     name = jax.tree_util.keystr(path)
     for leaf in layout.leaves:
         if (leaf.path, leaf.shape) == (name, p.shape):
@@ -431,7 +431,7 @@ def _warn_of_short_window(window: int, b1: Any) -> None:
 def _check_combination(
     combination: object, max_directions: int
 ) -> tuple[jax.Array, Direction]:
-    """The coefficients and directions of a combination of directions alone.
+    """Returns the coefficients and directions of a combination of directions alone.
 
     Raises:
       TypeError: If it is not one.

@@ -121,7 +121,7 @@ def stochastic_rounding(key: jax.typing.ArrayLike) -> GradientTransformationExtr
 
 
 def is_in(state: optax.OptState) -> bool:
-    """Whether the state of an optimizer is one with stochastic rounding."""
+    """Returns whether the state of an optimizer is one with stochastic rounding."""
 
     def rounds(x: Any) -> bool:
         return isinstance(x, StochasticRoundingState)
@@ -130,7 +130,7 @@ def is_in(state: optax.OptState) -> bool:
 
 
 def _rounded(key: jax.Array, p: Any, u: Any, at: Positions) -> jax.Array:
-    """The update of p that makes the sum one of the two neighbors of p + u.
+    """Returns the update of p that makes the sum one of the two neighbors of p + u.
 
     The error of rounding to the nearest one tells on which side the other one is, and
     how often to take that.
@@ -166,7 +166,7 @@ def _rounded(key: jax.Array, p: Any, u: Any, at: Positions) -> jax.Array:
 def _narrowed(
     u: jax.Array, dtype: np.dtype, drawn: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The update in the dtype of the parameters, with its own value for its mean.
+    """Returns the update in the dtype of the parameters, with its value as its mean.
 
     Args:
       u: The update.
@@ -191,7 +191,7 @@ def _narrowed(
 
 
 def _add(p: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The sum rounded to the dtype of both, and what rounding took away, exactly.
+    """Returns the sum rounded to the dtype of both, and what rounding took, exactly.
 
     The second is at least float32. By Knuth's two-sum, for numbers of any size.
     """
@@ -205,7 +205,7 @@ def _add(p: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _next(x: jax.Array, towards: jax.Array) -> jax.Array:
-    """The number next to x, above it if `towards` is positive, else below."""
+    """Returns the number next to x, above it if `towards` is positive, else below."""
     # Four bits are the upper ones of a byte.
     bits, size = jnp.finfo(x.dtype).bits, 8 * x.dtype.itemsize
     unsigned, signed = f"uint{size}", f"int{size}"

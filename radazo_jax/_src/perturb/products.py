@@ -36,7 +36,7 @@ def bind(eqn: core.JaxprEqn, inputs: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def as_traced(eqn: core.JaxprEqn) -> contextlib.AbstractContextManager[None]:
-    """The precision under which an equation was traced.
+    """Returns the precision under which an equation was traced.
 
     A program can enable 64 bits for a part of itself. Its equations do not say so, but
     their dtypes do.
@@ -52,7 +52,7 @@ def as_traced(eqn: core.JaxprEqn) -> contextlib.AbstractContextManager[None]:
 def dot_general(
     eqn: core.JaxprEqn, x: jax.Array, view: View, view_is_left: bool
 ) -> list[jax.Array] | None:
-    """`lax.dot_general` with a view on one side; `None` if it must be built."""
+    """Returns `lax.dot_general` with a view on one side; `None` if it must be built."""
     params = eqn.params
     contracted_left, contracted_right = params["dimension_numbers"][0]
     contracted = contracted_left if view_is_left else contracted_right
@@ -82,7 +82,7 @@ def dot_general(
 
 
 def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> list[jax.Array] | None:
-    """`lax.conv_general_dilated` with a kernel that is a view, or `None`."""
+    """Returns `lax.conv_general_dilated` with a kernel that is a view, or `None`."""
     params = eqn.params
     numbers = params["dimension_numbers"]
     out_axis, *rest = numbers.rhs_spec
@@ -117,7 +117,7 @@ def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> list[jax.Array]
 
 
 def _is_product(x: jax.Array, view: View) -> bool:
-    """Whether there are factors, and they are multiplied with a real array."""
+    """Returns whether there are factors, and they are multiplied with a real array."""
     return isinstance(view.u, LowRankFactors) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
@@ -129,7 +129,7 @@ def _chain(
     out: str,
     precision: Any,
 ) -> jax.Array:
-    """(x · first) · second, scaled; Z names the axis of the rank.
+    """Computes (x · first) · second, scaled; Z names the axis of the rank.
 
     The factors have the dtype in which the products are summed.
     """
@@ -172,7 +172,7 @@ def _chain(
 def _halves(
     factor: jax.Array, dtype: jax.typing.DTypeLike
 ) -> tuple[jax.Array, jax.Array]:
-    """Two arrays of a 16-bit dtype with the sum `factor`, to twice as many digits."""
+    """Splits `factor` into two arrays of a 16-bit dtype, to twice as many digits."""
     digits = jnp.finfo(dtype)
     # XLA would drop a conversion to the dtype and back.
     high = lax.reduce_precision(factor, int(digits.nexp), int(digits.nmant))
@@ -184,7 +184,7 @@ def _varies_along(factor: jax.Array) -> set[int]:
 
 
 def _names(x: jax.Array, y: jax.Array, numbers: Any) -> tuple[str, str, str]:
-    """Letters for the axes of both sides and of `lax.dot_general`'s result."""
+    """Returns letters for the axes of both sides and of `lax.dot_general`'s result."""
     (left, right), (left_batch, right_batch) = numbers
     letters = iter(string.ascii_lowercase)
     names_left = [next(letters) for _ in range(x.ndim)]
@@ -274,13 +274,13 @@ def product(
 
 
 def _is_large(value: Any) -> bool:
-    """Whether a value is a view of many elements that are drawn to be used."""
+    """Returns whether a value is a view of many elements that are drawn to be used."""
     lazy = isinstance(value, View) and isinstance(value.u, LazyElements)
     return lazy and value.on_use is None and math.prod(value.shape) > _MAX_BUILT
 
 
 def _order_in_memory(view: View) -> list[int]:
-    """The axes of a view in the order that they have in its leaf.
+    """Returns the axes of a view in the order that they have in its leaf.
 
     A slice of a leaf that was transposed would be cut from a transposed copy.
     """

@@ -102,7 +102,7 @@ def _built(
     memo: dict[int, jax.Array] | None = None,
     ready: Container[int] = (),
 ) -> list[jax.Array]:
-    """`values` with the views among them built, after the other values.
+    """Returns `values` with the views among them built, after the other values.
 
     Args:
       values: Arrays and views.
@@ -127,7 +127,7 @@ Rule = Callable[[core.JaxprEqn, list[Value]], "list[Value] | None"]
 def _structural(
     rearrangement: Callable[[View, core.JaxprEqn, list[Any]], OfMark | None],
 ) -> Rule:
-    """A rule for a primitive whose first operand, a view, is only rearranged."""
+    """Makes a rule for a primitive whose first operand, a view, is only rearranged."""
 
     def rule(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
         view, *others = inputs
@@ -143,7 +143,7 @@ def _structural(
 
 
 def _is_only_view(inputs: list[Value]) -> bool:
-    """Whether the first of the inputs is a view, with elements, and no other is."""
+    """Returns whether the first input is a view, with elements, and no other is."""
     view, *others = inputs
     if not isinstance(view, View) or any(isinstance(x, View) for x in others):
         return False

@@ -81,7 +81,7 @@ def evaluate(
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     in_loop: bool = True,
 ) -> _T:
-    """`perturb(fun)` for arrays with a known layout, which may be called in a loop."""
+    """Evaluates `perturb(fun)` for arrays with a known layout, also in a loop."""
     jaxpr, outputs_of = _trace(fun, params, args, kwargs)
     given = views.views_of(params, layout, direction, jnp.asarray(scale), in_loop)
     return outputs_of(rules.interpret(jaxpr, views.with_small_drawn(given)))
@@ -93,7 +93,7 @@ def _trace(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[Any, Callable[[list[jax.Array]], _T]]:
-    """`fun` as a program of its parameters, and what makes its output."""
+    """Traces `fun` as a program of its parameters, and what makes its output."""
     # Not the output itself, which holds tracers.
     static: list[trees.Static] = []
 
@@ -115,7 +115,7 @@ def layout_for(
     fun: Callable[[optax.Params], Any] | None,
     params: optax.Params,
 ) -> Layout:
-    """The layout of the parameters, with the axes of the matrices that `fun` makes.
+    """Returns the layout of the parameters, with the axes of matrices in `fun`.
 
     The first use of a leaf decides. A product makes rows of the axes that it
     contracts and columns of those that it leaves; axes that are gone by then (a scan
