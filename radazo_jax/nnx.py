@@ -27,6 +27,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax._src.base.trees import Tree
+
 try:
     from flax import nnx
 except ImportError as error:
@@ -60,7 +62,7 @@ def value_and_grad(
     *,
     wrt: nnx.filterlib.Filter = nnx.Param,
     evaluator: Evaluator = vectorized(),
-) -> Callable[..., tuple[Any, nnx.State]]:
+) -> Callable[..., tuple[Tree, nnx.State]]:
     """Estimates value and gradient of a module; replaces `nnx.value_and_grad`.
 
     All evaluations of a step start from the same model state: the same dropout mask,
@@ -119,16 +121,16 @@ def value_and_grad(
         )
 
     def estimated(
-        key: jax.typing.ArrayLike | None = None, *args: Any, **kwargs: Any
-    ) -> tuple[Any, nnx.State]:
+        key: jax.typing.ArrayLike | None = None, *args: Tree, **kwargs: Tree
+    ) -> tuple[Tree, nnx.State]:
         model, args = arrays.split_arguments(args, argnums)
         key = gradients.key_first(key, model, "model")
         objects, others, treedef = _objects((args, kwargs))
         graphdef, params, rest = _split((model, objects), wrt)
 
         def loss(
-            params: nnx.State, rest: nnx.State, others: list[Any]
-        ) -> tuple[jax.Array, tuple[Any, nnx.State]]:
+            params: nnx.State, rest: nnx.State, others: list[Tree]
+        ) -> tuple[jax.Array, tuple[Tree, nnx.State]]:
             evaluated = _merge(graphdef, params, rest)
             args, kwargs = _with_objects(treedef, others, evaluated[1])
             output = arrays.placed(loss_fn, argnums, evaluated[0], *args, **kwargs)
@@ -219,14 +221,14 @@ def value_fn(
     return lambda params: evaluate(params)[0]
 
 
-def _check_loss_fn(loss_fn: Any) -> None:
+def _check_loss_fn(loss_fn: object) -> None:
     if not callable(loss_fn):
         raise TypeError(
             f"loss_fn must be a function of the model; got {shown.given(loss_fn)}."
         )
 
 
-def _objects(arguments: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
+def _objects(arguments: Tree) -> tuple[tuple[Tree, ...], list[Tree], Tree]:
     """Splits arguments into graph objects, all other leaves, and their places.
 
     JAX takes modules and streams of random numbers for trees, and copies them, so
@@ -239,7 +241,7 @@ def _objects(arguments: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
     return objects, others, (treedef, is_object)
 
 
-def _with_objects(places: Any, others: list[Any], objects: tuple[Any, ...]) -> Any:
+def _with_objects(places: Tree, others: list[Tree], objects: tuple[Tree, ...]) -> Tree:
     """Returns the arguments with these graph objects and these other leaves."""
     treedef, is_object = places
     found, left = iter(objects), iter(others)
@@ -301,7 +303,7 @@ def _written(nodes: _Nodes, wrt: nnx.filterlib.Filter, before: nnx.State) -> nnx
 
 
 def _writes(
-    loss: Callable[..., tuple[jax.Array, tuple[Any, nnx.State]]], arguments: list[Any]
+    loss: Callable[..., tuple[jax.Array, tuple[Tree, nnx.State]]], arguments: list[Tree]
 ) -> bool:
     """Returns whether an evaluation changes a graph object."""
     changed: list[Any] = []

@@ -28,8 +28,8 @@ import dataclasses
 import functools
 import numbers
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,9 @@ from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from radazo_jax._src.base import trees
+from radazo_jax._src.base.trees import Tree
+
+_T = TypeVar("_T")
 
 # On CPUs a program holds 150 to 350 of the 65,530 mappings of a process.
 _MOST = 12
@@ -54,8 +57,8 @@ _COMPARED = "builtins", "jax", "jaxlib", "ml_dtypes", "numpy"
 
 
 def of(
-    function: Callable[..., Any], run: Any, *args: Any, donate: Sequence[int] = ()
-) -> Callable[..., Any]:
+    function: Callable[..., _T], run: Tree, *args: Tree, donate: Sequence[int] = ()
+) -> Callable[..., _T]:
     """Returns the program of a function of a run, compiled unless it is a recent one.
 
     Args:
@@ -82,9 +85,9 @@ def of(
 
 
 def _compiled(
-    function: Callable[..., Any], static: trees.Static, donate: Sequence[int]
-) -> Callable[..., Any]:
-    def program(arrays: list[Any], *args: Any) -> Any:
+    function: Callable[..., _T], static: trees.Static, donate: Sequence[int]
+) -> Callable[..., _T]:
+    def program(arrays: list[jax.Array], *args: Tree) -> _T:
         return function(static.merge(arrays), *args)
 
     program.__name__ = function.__name__
@@ -103,17 +106,19 @@ class TracedFunction:
     Trees of functions with equal traces have equal structures.
     """
 
-    def __init__(self, consts: Sequence[Any], trace: "_Trace"):
+    def __init__(self, consts: Sequence[jax.Array], trace: "_Trace"):
         self._consts, self._trace = consts, trace
 
-    def tree_flatten(self) -> tuple[Any, "_Trace"]:
+    def tree_flatten(self) -> tuple[tuple[jax.Array, ...], "_Trace"]:
         return tuple(self._consts), self._trace
 
     @classmethod
-    def tree_unflatten(cls, trace: "_Trace", consts: Any) -> "TracedFunction":
+    def tree_unflatten(
+        cls, trace: "_Trace", consts: Sequence[jax.Array]
+    ) -> "TracedFunction":
         return cls(consts, trace)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Tree) -> Tree:
         if self._trace.fun is not None:
             return self._trace.fun(*args)
         program = core.ClosedJaxpr(self._trace.watched, list(self._consts))
@@ -139,14 +144,14 @@ class TracedFunction:
         return any(used) or bool(needed.effects)
 
     @property
-    def output(self) -> Any:
+    def output(self) -> Tree:
         """The output of the function, with shapes and dtypes instead of arrays."""
         shapes = [atom.aval for atom in self._trace.jaxpr.outvars]
         return self._trace.output.merge(shapes)
 
 
 def trace(
-    fun: Callable[..., Any], *args: Any, shares_numbers: bool = False
+    fun: Callable[..., Tree], *args: Tree, shares_numbers: bool = False
 ) -> TracedFunction:
     """Traces a function as it is now, for such arguments.
 
@@ -165,7 +170,7 @@ def trace(
     output: list[trees.Static] = []
 
     # JAX remembers the trace of a function that it has seen.
-    def of_arrays(*arrays: Any) -> list[Any]:
+    def of_arrays(*arrays: jax.Array) -> list[jax.Array]:
         found, rest = trees.partition(fun(*static.merge(list(arrays))), jax.Array)
         output[:] = [rest]
         return found
@@ -186,7 +191,7 @@ class RefError(TypeError):
     """A function that reads or writes a `jax.Ref`."""
 
 
-def check_no_refs(consts: Iterable[Any]) -> None:
+def check_no_refs(consts: Iterable[object]) -> None:
     """Raises if a function that was traced closes over a `jax.Ref`."""
     for const in consts:
         if isinstance(const, jax.Ref):
@@ -226,12 +231,12 @@ def _with_numbers_as_consts(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     return core.ClosedJaxpr(jaxpr, [*values, *closed.consts])
 
 
-def is_number(x: Any) -> bool:
+def is_number(x: object) -> bool:
     """Returns whether this is a number of Python or NumPy, or an array of NumPy's."""
     return isinstance(x, (numbers.Number, np.number, np.ndarray))
 
 
-def _owned(const: Any, var: Any) -> Any:
+def _owned(const: object, var: Any) -> jax.Array:
     """Returns a constant that nobody else writes to."""
     if isinstance(const, jax.Array):
         return const
@@ -247,8 +252,8 @@ class _Trace:
         jaxpr: core.Jaxpr,
         output: trees.Static,
         shares_numbers: bool = False,
-        fun: Any = None,
-        consts: Any = (),
+        fun: Callable[..., Tree] | None = None,
+        consts: Sequence[jax.Array] = (),
     ):
         self.jaxpr, self.output, self.fun = jaxpr, output, fun
         reader = _Reader()
@@ -281,18 +286,18 @@ class _Trace:
         return _watched(self.jaxpr, note) if self._rules else self.jaxpr
 
     @functools.cached_property
-    def _derivatives(self) -> tuple[Any, ...]:
+    def _derivatives(self) -> tuple[Hashable, ...]:
         return tuple(map(_derivative, self._rules))
 
 
-def _derivative(eqn: core.JaxprEqn) -> Any:
+def _derivative(eqn: core.JaxprEqn) -> Hashable:
     """Returns the structure of the derivative of an equation with a custom one."""
     inputs = list(dict.fromkeys(x for x in eqn.invars if isinstance(x, core.Var)))
     info = core.DebugInfo("derivative", "derivative", None, None)
     jaxpr = core.Jaxpr((), inputs, eqn.outvars, [eqn], eqn.effects, info)
     fun = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))
 
-    def total(*inputs: Any) -> Any:
+    def total(*inputs: jax.Array) -> jax.typing.ArrayLike:
         floats = (x for x in fun(*inputs) if jnp.issubdtype(x.dtype, jnp.inexact))
         return sum(jnp.sum(x).real for x in floats)
 
@@ -327,7 +332,7 @@ def _noted(rule: Any, note: Callable[[], None]) -> Any:
     """Returns a wrapped function of JAX that calls `note` first."""
     noted = copy.copy(rule)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Tree, **kwargs: Tree) -> Tree:
         note()
         return rule.f_transformed(*args, **kwargs)
 
@@ -346,18 +351,18 @@ class _Reader:
         self.rules: list[core.JaxprEqn] = []
         self._known: dict[int, int] = {}
 
-    def jaxpr(self, jaxpr: core.Jaxpr) -> Any:
+    def jaxpr(self, jaxpr: core.Jaxpr) -> Hashable:
         # One that was read before is named by its number.
         if id(jaxpr) in self._known:
             return self._known[id(jaxpr)]
         self._known[id(jaxpr)] = len(self._known)
         numbers: dict[Any, int] = {}
 
-        def new(var: Any) -> Any:
+        def new(var: core.Var) -> Any:
             numbers[var] = len(numbers)
             return var.aval
 
-        def atom(x: Any) -> Any:
+        def atom(x: Any) -> Hashable:
             if isinstance(x, core.Literal):
                 return x.aval, self.value(x.val)
             return numbers[x]
@@ -377,7 +382,7 @@ class _Reader:
         parts.append(tuple(map(atom, jaxpr.outvars)))
         return tuple(parts)
 
-    def value(self, x: Any) -> Any:
+    def value(self, x: Any) -> Hashable:
         """Returns the structure of a parameter of an equation.
 
         Only what Python, NumPy and JAX define is compared by what it holds. An object
@@ -416,7 +421,7 @@ class _Reader:
 class _Same:
     """An object that is equal to itself alone, and kept alive."""
 
-    def __init__(self, x: Any):
+    def __init__(self, x: Tree):
         self._x = x
 
     def __hash__(self) -> int:

@@ -1,6 +1,6 @@
 """Parts of several estimators: past queries, wide arrays, one central difference."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,13 +45,13 @@ def empty(size: int) -> QueryBuffer:
     )
 
 
-def as_wide(x: Any) -> jax.Array:
+def as_wide(x: jax.typing.ArrayLike) -> jax.Array:
     """Returns an array of at least float32."""
     x = jnp.asarray(x)
     return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
 
 
-def wide_zeros(tree: Any) -> Any:
+def wide_zeros(tree: optax.Params) -> optax.Params:
     """Returns zeros like the leaves, of at least float32."""
     return jax.tree.map(lambda x: jnp.zeros_like(as_wide(x)), tree)
 
@@ -79,7 +79,10 @@ def finite_mean(values: jax.Array) -> jax.Array:
 
 
 def along_tree(
-    points: estimators.Points, values: estimators.Values, smoothing: float, tree: Any
+    points: estimators.Points,
+    values: estimators.Values,
+    smoothing: float,
+    tree: optax.Params,
 ) -> estimators.Estimate:
     """Returns the estimate (f(θ + μ w) − f(θ − μ w)) / 2μ · w along one tree w.
 
@@ -100,6 +103,8 @@ def followed_by(old: jax.Array, new: jax.Array) -> jax.Array:
     return jnp.concatenate([old, new])[len(new) :]
 
 
-def updated_if_usable(estimate: estimators.Estimate, before: Any, after: Any) -> Any:
+def updated_if_usable(
+    estimate: estimators.Estimate, before: optax.Params, after: optax.Params
+) -> optax.Params:
     """Returns the state after an estimate, or before it if no value could be used."""
     return optax.tree.where(estimate.num_values > 0, after, before)

@@ -52,7 +52,7 @@ class MomentumPerturbation(estimators.AlongDirections):
         draw: estimators.Draw,
         params: optax.Params,
         state: MomentumPerturbationState,
-    ) -> tuple[estimators.Points, Any]:
+    ) -> tuple[estimators.Points, MomentumPerturbationState]:
         far = self.smoothing * self._deviation(
             sum(p.size for p in jax.tree.leaves(params))
         )

@@ -41,7 +41,7 @@ class PriorGuided(estimators.AlongDirections):
 
     def points(
         self, draw: estimators.Draw, params: optax.Params, state: PriorGuidedState
-    ) -> tuple[estimators.Points, Any]:
+    ) -> tuple[estimators.Points, PriorGuidedState]:
         given = state.prior
         if self.prior is not None:
             given = _checked_prior(self.prior(params), params)
@@ -172,16 +172,16 @@ def prior_guided(
     return PriorGuided(distribution, num_directions, smoothing, prior, decay)
 
 
-def _divided(tree: Any, norm: jax.Array) -> optax.Params:
+def _divided(tree: optax.Params, norm: jax.Array) -> optax.Params:
     """Divides the tree by its norm; zeros stay."""
     inverse = jnp.where(norm > 0, 1 / norm, 0)
     return jax.tree.map(lambda w: inverse * w, tree)
 
 
-def _checked_prior(given: Any, params: optax.Params) -> Any:
+def _checked_prior(given: optax.Params, params: optax.Params) -> optax.Params:
     """Returns the prior; raises unless it is a tree like `params`."""
 
-    def shapes(tree: Any) -> Any:
+    def shapes(tree: optax.Params) -> optax.Params:
         return jax.tree.map(jnp.shape, tree)
 
     if shapes(given) != shapes(params):

@@ -1,7 +1,7 @@
 """Variance reduction by an anchor: ZO-SVRG."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ class VarianceReduced(estimators.AlongDirections):
 
     def points(
         self, draw: estimators.Draw, params: optax.Params, state: VarianceReducedState
-    ) -> tuple[estimators.Points, Any]:
+    ) -> tuple[estimators.Points, VarianceReducedState]:
         away = jax.tree.map(
             lambda a, p: _memory.as_wide(a) - _memory.as_wide(p),
             _anchor_of(params, state),

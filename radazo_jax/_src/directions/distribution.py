@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jax import lax
 
 from radazo_jax._src.base import keys, xla
 from radazo_jax._src.base.configuration import Configuration
-from radazo_jax._src.base.trees import STATIC
+from radazo_jax._src.base.trees import STATIC, Tree
 from radazo_jax._src.directions import generator, norm
 from radazo_jax._src.directions.elements import (
     DenseElements,
@@ -66,14 +66,14 @@ class Direction:
     distribution: "Distribution" = dataclasses.field(metadata=STATIC)
     cached: tuple[Elements, ...] | None = None
 
-    def tree(self, layout: Layout) -> Any:
+    def tree(self, layout: Layout) -> Tree:
         """Returns all elements, as a tree like the parameters: float32."""
         return jax.tree.unflatten(layout.treedef, elements(self, layout))
 
-    def inner_products(self, tree: Any, layout: Layout) -> jax.Array:
+    def inner_products(self, tree: Tree, layout: Layout) -> jax.Array:
         """Computes ⟨uₖ, w⟩ of stacked directions with a tree w: float32, [K]."""
 
-        def program(directions: Direction, tree: Any) -> jax.Array:
+        def program(directions: Direction, tree: Tree) -> jax.Array:
             total = jnp.zeros(len(directions.scale), jnp.float32)
             for i, w in enumerate(jax.tree.leaves(tree)):
                 flat = w.astype(jnp.float32).reshape(-1)

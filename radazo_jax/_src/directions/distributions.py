@@ -14,6 +14,7 @@ from jax import lax
 
 from radazo_jax._src.base import checks, xla
 from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.base.trees import Tree
 from radazo_jax._src.directions import generator, layout
 from radazo_jax._src.directions.distribution import Distribution, UnitNorm
 from radazo_jax._src.directions.elements import (
@@ -50,7 +51,7 @@ class Normals(Distribution):
         return _PAIRS
 
 
-def _choose_pairs(size: int, stored: bool) -> Callable[..., Any]:
+def _choose_pairs(size: int, stored: bool) -> Callable[..., Tree]:
     # Elsewhere than on a single CPU, what is drawn together would be copied into the
     # shape of the leaf, or sent to other devices.
     fits = stored and _FEWEST <= size <= _MOST
@@ -65,7 +66,9 @@ def _draw(key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
     return generator.normal_pairs(key, Counter(hi, 2 * at.lo - near))
 
 
-def _unpack(pairs: jax.Array, start: Any, shape: tuple[int, ...]) -> DenseElements:
+def _unpack(
+    pairs: jax.Array, start: jax.typing.ArrayLike, shape: tuple[int, ...]
+) -> DenseElements:
     stacked = pairs.shape[:-1]
     grouped = pairs.reshape(*stacked, -1, PAIR)
     numbers = jnp.stack([grouped.real, grouped.imag], axis=-2).reshape(*stacked, -1)
@@ -291,7 +294,9 @@ class _Signed(Distribution):
     """Distributions that draw the signs of 32 neighbors together, and store a word."""
 
     def _packing(self, dimension: int) -> Packing:
-        def unpack(words: jax.Array, start: Any, shape: tuple[int, ...]) -> PackedSigns:
+        def unpack(
+            words: jax.Array, start: jax.typing.ArrayLike, shape: tuple[int, ...]
+        ) -> PackedSigns:
             magnitude = self._magnitude(dimension)
             return PackedSigns(_from_bit(words, start), shape, magnitude)
 
@@ -313,14 +318,14 @@ class _Signed(Distribution):
         return sign(bit, self._magnitude(at.dimension))
 
 
-def _choose_units(size: int, stored: bool) -> Callable[..., Any]:
+def _choose_units(size: int, stored: bool) -> Callable[..., Tree]:
     # A CPU that does not store words would compute one for each of its elements, and a
     # TPU would copy what is made of words into another order.
     del size
     return layout.together if stored else xla.on_one_gpu
 
 
-def _from_bit(words: jax.Array, start: Any) -> jax.Array:
+def _from_bit(words: jax.Array, start: jax.typing.ArrayLike) -> jax.Array:
     """Returns the words along the last axis, from a bit of the first one on."""
     if isinstance(start, int) and start == 0:
         return words
@@ -528,7 +533,7 @@ class LowRank(Normals):
 
 
 @checks.checks_names
-def low_rank(rank: int = 1, dimension_numbers: Any = None) -> Distribution:
+def low_rank(rank: int = 1, dimension_numbers: Tree = None) -> Distribution:
     """Matrices of low rank: u = A Bᵀ / √r with standard normal A and B.
 
     E[u uᵀ] = I, the factor is c = 1. A perturbed product needs no perturbed matrix:
@@ -577,8 +582,8 @@ def low_rank(rank: int = 1, dimension_numbers: Any = None) -> Distribution:
     return LowRank(rank, given)
 
 
-def _by_path(tree: Any) -> tuple[tuple[str, MatrixAxes | None], ...]:
-    def ends(x: Any) -> bool:
+def _by_path(tree: Tree) -> tuple[tuple[str, MatrixAxes | None], ...]:
+    def ends(x: Tree) -> bool:
         return x is None or isinstance(x, MatrixAxes)
 
     found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=ends)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from radazo_jax._src.base.trees import Tree
 from radazo_jax._src.directions import generator
 from radazo_jax._src.directions.generator import Counter, Positions
 
@@ -155,14 +156,14 @@ class Packing(NamedTuple):
     unpack: Callable[[jax.Array, Any, tuple[int, ...]], Any]
     choose: Callable[[int, bool], Callable[..., Any]]
 
-    def keeps(self, start: Any) -> bool:
+    def keeps(self, start: jax.typing.ArrayLike | None) -> bool:
         """Returns whether nothing but a rearrangement is left to do with stored units.
 
         Otherwise XLA's CPU backend would align a unit for each of its elements.
         """
         return self.width > 1 or (isinstance(start, int) and start == 0)
 
-    def num_units(self, start: Any, size: int) -> int:
+    def num_units(self, start: jax.typing.ArrayLike | None, size: int) -> int:
         """Returns the number of units in which so many neighbors lie."""
         if isinstance(start, int) and self.keeps(start):
             return self.per_group * -(-(start + size) // GROUP)
@@ -180,13 +181,13 @@ class Packing(NamedTuple):
         return Part((self.num_units(start, part.size),), self.per_group * group)
 
 
-def together(units: Callable[[], Any], one_by_one: Callable[[], Any]) -> Any:
+def together(units: Callable[[], Tree], one_by_one: Callable[[], Tree]) -> Tree:
     """Chooses units everywhere."""
     del one_by_one
     return units()
 
 
-def apart(units: Callable[[], Any], one_by_one: Callable[[], Any]) -> Any:
+def apart(units: Callable[[], Tree], one_by_one: Callable[[], Tree]) -> Tree:
     """Chooses single numbers everywhere."""
     del units
     return one_by_one()

@@ -90,8 +90,9 @@ def cache(directions: Direction, layout: Layout, use: Use) -> Direction:
 
 def sample_one(distribution: Distribution, key: jax.Array, layout: Layout) -> Direction:
     """Returns direction 0 under a key, stacked, and stored unless it is large."""
-    number, scale = jnp.zeros(1, jnp.uint32), jnp.ones(1, jnp.float32)
+    number = jnp.zeros(1, jnp.uint32)
     own = key if distribution.sequential else generator.fold_in(key, number[0])
+    scale = jnp.ones(1, jnp.float32)
     direction = Direction(own[None], number, scale, distribution)
     if are_stored(direction, layout, Use.TOGETHER):
         return store(direction, layout)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax import lax
 
 from radazo_jax._src.base import trees
 from radazo_jax._src.base.names import checks_names
-from radazo_jax._src.base.trees import STATIC, widest
+from radazo_jax._src.base.trees import STATIC, Tree, widest
 from radazo_jax._src.base.xla import barrier, on_any_mesh, specs_of
 from radazo_jax._src.directions import generator, storage
 from radazo_jax._src.directions.distribution import (
@@ -32,6 +32,8 @@ from radazo_jax._src.directions.elements import (
 )
 from radazo_jax._src.directions.layout import Layout, Leaf
 from radazo_jax._src.directions.storage import Use
+
+_T = TypeVar("_T")
 
 
 def combine(
@@ -61,7 +63,7 @@ def _combined_in_parts(
     directions: Direction,
     params: optax.Params,
     layout: Layout,
-    shardings: tuple[Any, ...],
+    shardings: tuple[jax.sharding.Sharding, ...],
 ) -> optax.Params:
     combined = _combined(coefficients, directions, layout, params)
     leaves = map(lax.with_sharding_constraint, jax.tree.leaves(combined), shardings)
@@ -75,7 +77,7 @@ def _combined(
 
     def program(
         coefficients: jax.Array, directions: Direction, params: optax.Params
-    ) -> Any:
+    ) -> Tree:
         sums = _sums(coefficients.astype(dtype), directions, layout)
         gradient = jax.tree.unflatten(layout.treedef, sums)
         return jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), gradient, params)
@@ -154,12 +156,12 @@ def _sum_in_turn(
     """Computes the weighted sum on one leaf, as an expression or as a loop."""
     size = len(coefficients)
 
-    def term(k: Any) -> jax.Array:
+    def term(k: jax.typing.ArrayLike) -> jax.Array:
         direction = jax.tree.map(lambda x: x[k], directions)
         u = _one_by_one(direction, leaf, dimension)
         return coefficients[k] * u.astype(coefficients.dtype)
 
-    def add(k: Any, gradient: jax.Array) -> jax.Array:
+    def add(k: jax.typing.ArrayLike, gradient: jax.Array) -> jax.Array:
         return gradient + term(k)
 
     if size > storage.MAX_UNROLLED:
@@ -233,9 +235,7 @@ def _cut_axis(shape: tuple[int, ...]) -> int:
     return max((i for i, n in enumerate(sizes) if n > MAX_ELEMENTS), default=-1)
 
 
-def for_each(
-    shape: tuple[int, ...], body: Callable[[Block, Any], Any], carry: Any
-) -> Any:
+def for_each(shape: tuple[int, ...], body: Callable[[Block, _T], _T], carry: _T) -> _T:
     """Calls `carry = body(block, carry)` for each block of an array, in a loop.
 
     Args:
@@ -253,10 +253,10 @@ def for_each(
     size = max(MAX_ELEMENTS // math.prod(after), 1)
     count, rest = divmod(shape[axis], size)
 
-    def of_size(size: int, count: int, first: int, carry: Any) -> Any:
+    def of_size(size: int, count: int, first: int, carry: _T) -> _T:
         grid = (*before, count)
 
-        def one(i: jax.Array, carry: Any) -> Any:
+        def one(i: jax.Array, carry: _T) -> _T:
             *at, j = jnp.unravel_index(i, grid)
             starts: list[Any] = [*at, first + j * size, *(0 for _ in after)]
             return body(Block(starts, (*(1 for _ in before), size, *after)), carry)
@@ -302,7 +302,9 @@ def combine_block(
             drawn = DenseElements(drawn.values())
         return jax.tree.map(lambda x: x.astype(dtype), drawn)
 
-    def add(total: jax.Array, some: Any) -> tuple[jax.Array, None]:
+    def add(
+        total: jax.Array, some: tuple[jax.Array, Direction]
+    ) -> tuple[jax.Array, None]:
         weights, directions = some
         return total + jax.vmap(draw)(directions).weighted_sum(weights), None
 
@@ -349,7 +351,7 @@ class LinearCombination:
     trees: tuple[tuple[jax.Array, Any], ...] = ()
 
     @classmethod
-    def of_tree(cls, tree: Any, layout: Layout) -> "LinearCombination":
+    def of_tree(cls, tree: Tree, layout: Layout) -> "LinearCombination":
         """Returns the combination that is a single tree like the parameters."""
         return cls(None, None, layout).plus(jnp.ones((), jnp.float32), tree)
 
@@ -365,7 +367,7 @@ class LinearCombination:
           params: θ, whose dtypes and shardings the tree has.
         """
 
-        def program(flat: jax.Array, params: optax.Params) -> Any:
+        def program(flat: jax.Array, params: optax.Params) -> Tree:
             leaves = [
                 flat[leaf.offset : leaf.offset + leaf.size].reshape(leaf.shape)
                 for leaf in layout.leaves
@@ -375,7 +377,7 @@ class LinearCombination:
 
         return cls.of_tree(on_any_mesh(program, specs_of(params))(flat, params), layout)
 
-    def plus(self, weight: jax.Array, tree: Any) -> "LinearCombination":
+    def plus(self, weight: jax.Array, tree: Tree) -> "LinearCombination":
         """Returns the combination with one more weighted tree."""
         more: LinearCombination = dataclasses.replace(
             self, trees=(*self.trees, (weight, tree))
@@ -431,7 +433,7 @@ def _times(weight: jax.Array, x: jax.Array, like: jax.Array) -> jax.Array:
 
 @checks_names
 def gram(
-    directions: Sequence[Direction], layout: Layout, trees: Sequence[Any] = ()
+    directions: Sequence[Direction], layout: Layout, trees: Sequence[Tree] = ()
 ) -> jax.Array:
     """Computes inner products of all pairs of directions and trees: float32, [n, n].
 
@@ -455,7 +457,7 @@ def gram(
       True
     """
 
-    def program(directions: Sequence[Direction], trees: Sequence[Any]) -> jax.Array:
+    def program(directions: Sequence[Direction], trees: Sequence[Tree]) -> jax.Array:
         leaves = [jax.tree.leaves(tree) for tree in trees]
         products = []
         for i in range(len(layout.leaves)):

@@ -19,7 +19,7 @@ from jax import lax
 
 from radazo_jax._src.base import checks, keys, shown
 from radazo_jax._src.base.configuration import Configuration, check_fields
-from radazo_jax._src.base.trees import STATIC
+from radazo_jax._src.base.trees import STATIC, Tree
 from radazo_jax._src.directions.distribution import Direction
 from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.directions.sums import LinearCombination
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     class _Update(Protocol):
         def __call__(
             self,
-            updates: Any,
-            state: Any,
+            updates: Tree,
+            state: Tree,
             params: optax.Params = None,
-            **extra_args: Any,
-        ) -> tuple[Any, Any]: ...
+            **extra_args: Tree,
+        ) -> tuple[Tree, Tree]: ...
 
     class GradientTransformationExtraArgs(optax.GradientTransformationExtraArgs):
         """`optax.GradientTransformationExtraArgs` with the types of its functions."""
@@ -165,7 +165,7 @@ class Points:
         return jnp.concatenate([values.base[None], along])
 
     def with_shift(
-        self, shift: Any, shifts: jax.Array, scales: jax.Array | None = None
+        self, shift: Tree, shifts: jax.Array, scales: jax.Array | None = None
     ) -> "Points":
         """Returns the points along the same directions, moved by multiples of one tree.
 
@@ -198,11 +198,11 @@ class Points:
         """
         return LinearCombination(coefficients, self.directions, self.layout)
 
-    def direction(self, k: jax.typing.ArrayLike) -> Any:
+    def direction(self, k: jax.typing.ArrayLike) -> Tree:
         """Returns uₖ as a tree like the parameters, float32."""
         return jax.tree.map(lambda x: x[k], self.directions).tree(self.layout)
 
-    def of_tree(self, tree: Any) -> LinearCombination:
+    def of_tree(self, tree: Tree) -> LinearCombination:
         """Returns a tree like the parameters as a gradient."""
         return LinearCombination.of_tree(tree, self.layout)
 
@@ -215,7 +215,7 @@ class Points:
         """
         return LinearCombination.of_flat(flat, self.layout, params)
 
-    def inner_products(self, tree: Any) -> jax.Array:
+    def inner_products(self, tree: Tree) -> jax.Array:
         """Computes ⟨uₖ, w⟩ with a tree w like the parameters: float32, [K]."""
         return self.directions.inner_products(tree, self.layout)
 
@@ -275,7 +275,7 @@ class GradientEstimator(Configuration, abc.ABC):
       3.0
     """
 
-    def init(self, params: optax.Params) -> Any:
+    def init(self, params: optax.Params) -> Tree:
         """Returns the state before the first step; `()` by default.
 
         Args:
@@ -286,8 +286,8 @@ class GradientEstimator(Configuration, abc.ABC):
 
     @abc.abstractmethod
     def points(
-        self, draw: Draw, params: optax.Params, state: Any
-    ) -> tuple[Points, Any]:
+        self, draw: Draw, params: optax.Params, state: Tree
+    ) -> tuple[Points, Tree]:
         """Returns the points at which a step evaluates the function, and the state.
 
         Args:
@@ -298,8 +298,8 @@ class GradientEstimator(Configuration, abc.ABC):
 
     @abc.abstractmethod
     def reduce(
-        self, points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
+        self, points: Points, values: Values, params: optax.Params, state: Tree
+    ) -> tuple[Estimate, Tree]:
         """Returns the estimate according to the values, and the state after it.
 
         Args:
@@ -310,7 +310,7 @@ class GradientEstimator(Configuration, abc.ABC):
         """
 
 
-def check_estimator(estimator: Any) -> None:
+def check_estimator(estimator: object) -> None:
     """Raises unless `estimator` is one, with hashable fields."""
     if isinstance(estimator, optax.GradientTransformation):
         raise TypeError(
@@ -348,11 +348,11 @@ class Evaluator(Configuration, abc.ABC):
     @abc.abstractmethod
     def evaluate(
         self,
-        fun: Callable[[optax.Params], Any],
+        fun: Callable[[optax.Params], Tree],
         params: optax.Params,
         points: Points,
         has_aux: bool,
-    ) -> tuple[Values, Any]:
+    ) -> tuple[Values, Tree]:
         """Returns the values, and the auxiliary output at the first point.
 
         Args:
@@ -364,7 +364,7 @@ class Evaluator(Configuration, abc.ABC):
         """
 
 
-def check_evaluator(evaluator: Any, traces: bool = True) -> None:
+def check_evaluator(evaluator: object, traces: bool = True) -> None:
     """Raises unless `evaluator` is one, with hashable fields.
 
     Args:

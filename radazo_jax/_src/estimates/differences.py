@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import optax
 from radazo_jax._src.base import checks, shown
 from radazo_jax._src.base.configuration import check_fields
 from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.base.trees import Tree
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.distributions import rademacher, sphere
 from radazo_jax._src.estimates.contracts import (
@@ -74,8 +75,8 @@ class AlongDirections(GradientEstimator):
             object.__setattr__(self, name, value)
 
     def points(
-        self, draw: Draw, params: optax.Params, state: Any
-    ) -> tuple[Points, Any]:
+        self, draw: Draw, params: optax.Params, state: Tree
+    ) -> tuple[Points, Tree]:
         points = sample_points(
             self.distribution,
             draw,
@@ -105,8 +106,8 @@ class ForwardDifference(FiniteDifferences):
     includes_params = True
 
     def reduce(
-        self, points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
+        self, points: Points, values: Values, params: optax.Params, state: Tree
+    ) -> tuple[Estimate, Tree]:
         found = Differences.of(values)
         return found.estimate(self.smoothing, points), state
 
@@ -118,8 +119,8 @@ class CentralDifference(FiniteDifferences):
     _sides = (1.0, -1.0)
 
     def reduce(
-        self, points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
+        self, points: Points, values: Values, params: optax.Params, state: Tree
+    ) -> tuple[Estimate, Tree]:
         above, below = values.along.T
         found = Differences(mean_of_finite(values.along), above - below)
         return found.estimate(2 * self.smoothing, points), state
@@ -277,7 +278,7 @@ def spsa(num_directions: int = 1, smoothing: float | None = None) -> GradientEst
     return central_difference(rademacher(), num_directions, smoothing)
 
 
-def check_distribution(distribution: Any) -> None:
+def check_distribution(distribution: object) -> None:
     """Raises unless `distribution` is one, with hashable fields."""
     if not isinstance(distribution, Distribution):
         raise TypeError(
@@ -288,8 +289,8 @@ def check_distribution(distribution: Any) -> None:
 
 
 def checked_differences(
-    distribution: Any, num_directions: Any, smoothing: Any
-) -> tuple[Distribution, int, Any]:
+    distribution: Distribution, num_directions: object, smoothing: object
+) -> tuple[Distribution, int, float]:
     """Checks the arguments that all difference estimators have, and returns them."""
     check_distribution(distribution)
     num_directions = checks.check_int_at_least("num_directions", num_directions, 1)

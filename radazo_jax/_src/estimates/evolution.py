@@ -1,7 +1,6 @@
 """Populations whose values are shaped: evolution strategies."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src.base import checks, shown
+from radazo_jax._src.base.trees import Tree
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.distributions import sphere
 from radazo_jax._src.estimates.contracts import (
@@ -45,8 +45,8 @@ class EvolutionStrategy(GradientEstimator):
         return np.array([1.0, -1.0] if self.antithetic else [1.0], np.float32)
 
     def points(
-        self, draw: Draw, params: optax.Params, state: Any
-    ) -> tuple[Points, Any]:
+        self, draw: Draw, params: optax.Params, state: Tree
+    ) -> tuple[Points, Tree]:
         scales = [self.smoothing, -self.smoothing][: len(self._signs)]
         points = sample_points(
             self.distribution, draw, self.population_size // len(scales), scales, params
@@ -54,8 +54,8 @@ class EvolutionStrategy(GradientEstimator):
         return dataclasses.replace(points, vector_valued=True), state
 
     def reduce(
-        self, points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
+        self, points: Points, values: Values, params: optax.Params, state: Tree
+    ) -> tuple[Estimate, Tree]:
         along = values.along
         members = along.reshape(self.population_size, *along.shape[2:])
         _, finite, count = Finite.of(members)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import optax
 from jax import lax
 
 from radazo_jax._src.base.names import checks_names
-from radazo_jax._src.base.trees import as_arrays, at_least_float32, widest
+from radazo_jax._src.base.trees import Tree, as_arrays, at_least_float32, widest
 from radazo_jax._src.base.xla import on_any_mesh, specs_of
 from radazo_jax._src.directions import generator
 from radazo_jax._src.directions.distribution import (
@@ -75,7 +74,7 @@ def sample_points(
 
 @checks_names
 def points_along(
-    tree: Any,
+    tree: Tree,
     scales: Sequence[float] | jax.Array,
     params: optax.Params,
     *,
@@ -177,7 +176,7 @@ def candidates(points: Points, params: optax.Params) -> optax.Params:
     """
     params = as_arrays(params)
 
-    def moved(direction: Direction, scale: jax.Array, shift: Any) -> optax.Params:
+    def moved(direction: Direction, scale: jax.Array, shift: Tree) -> optax.Params:
         at = shifted(params, points.shift, shift)
 
         def away(p: jax.Array, u: jax.Array) -> jax.Array:
@@ -217,7 +216,7 @@ def candidate_rows(points: Points, params: optax.Params) -> jax.Array:
       (2, 8)
     """
 
-    def program(trees: Any) -> jax.Array:
+    def program(trees: Tree) -> jax.Array:
         leaves = jax.tree.leaves(trees)
         flat = [x.astype(jnp.float32).reshape(len(x), -1) for x in leaves]
         return jnp.concatenate(flat, axis=1)
@@ -225,7 +224,7 @@ def candidate_rows(points: Points, params: optax.Params) -> jax.Array:
     return on_any_mesh(program, jax.P())(candidates(points, params))
 
 
-def shifted(params: optax.Params, shift: Any, distance: jax.Array | None) -> Any:
+def shifted(params: optax.Params, shift: Tree, distance: jax.Array | None) -> Tree:
     """Returns θ + t w, rounded to the dtypes of θ; θ itself without a w.
 
     Args:

@@ -13,6 +13,7 @@ import optax
 
 from radazo_jax._src.base import shown, trees
 from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.base.trees import Tree
 from radazo_jax._src.directions import generator
 from radazo_jax._src.directions.generator import Positions
 from radazo_jax._src.directions.layout import layout_of
@@ -40,7 +41,7 @@ def probe_of(params: optax.Params) -> optax.Params:
 
 
 def is_by_blocks(
-    other: optax.GradientTransformation, state: Any, params: optax.Params
+    other: optax.GradientTransformation, state: optax.OptState, params: optax.Params
 ) -> bool:
     """Returns whether a transformation computes the same for blocks of each leaf.
 
@@ -97,16 +98,16 @@ def _updates(params: optax.Params) -> Iterator[optax.Updates]:
     yield jax.tree.unflatten(treedef, leaves)
 
 
-def _normal(rng: np.random.Generator, shape: Any) -> np.ndarray:
+def _normal(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
     return np.asarray(rng.normal(size=shape), np.float32)
 
 
 def _by_blocks(
-    update: Callable[..., Any],
+    update: Callable[..., Tree],
     updates: optax.Updates,
-    state: Any,
+    state: optax.OptState,
     params: optax.Params,
-) -> tuple[Any, Any]:
+) -> tuple[Tree, Tree]:
     """Returns the joined updates of blocks, and the state after updates of nothing."""
     layout, found = layout_of(params), []
     leaves = (layout.leaves, jax.tree.leaves(updates), jax.tree.leaves(params))
@@ -133,7 +134,7 @@ def _blocks(shape: tuple[int, ...]) -> Iterator[Block]:
         yield Block([start for start, _ in block], tuple(size for _, size in block))
 
 
-def _are_equal(whole: Any, parts: Any) -> bool:
+def _are_equal(whole: Tree, parts: Tree) -> bool:
     """Returns whether the leaves of two trees are the same up to rounding."""
     leaves = [
         [trees.key_words(x) for x in jax.tree.leaves(tree)] for tree in (whole, parts)
@@ -170,8 +171,12 @@ class InPlaceUpdate:
     apply: Callable[..., tuple[Any, Any]]
 
     def __call__(
-        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
-    ) -> tuple[Any, Any]:
+        self,
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params = None,
+        **extra_args: Tree,
+    ) -> tuple[Tree, Tree]:
         """Returns a tree of updates, and the state after them."""
         return self.update(updates, state, params, **extra_args)
 
@@ -239,7 +244,7 @@ def chain_in_place(
     rest = optax.chain(*others)
     checked: list[Any] = []  # The structures and shapes of the parameters so far.
 
-    def init(params: optax.Params) -> Any:
+    def init(params: optax.Params) -> Tree:
         state = chained.init(params)
         sizes = [jnp.size(x) for x in jax.tree.leaves(state[1:])]
         if max(sizes, default=1) > 1:
@@ -255,8 +260,8 @@ def chain_in_place(
         return state
 
     def apply(
-        finish: Finish, state: Any, params: optax.Params, **extra_args: Any
-    ) -> tuple[optax.Params, Any]:
+        finish: Finish, state: optax.OptState, params: optax.Params, **extra_args: Tree
+    ) -> tuple[optax.Params, Tree]:
         rounds = rounding.is_in(state)
 
         def one(u: jax.Array, p: jax.Array, positions: Positions) -> jax.Array:
@@ -278,7 +283,7 @@ def chain_in_place(
 
 
 def _check_blocks(
-    others: Sequence[optax.GradientTransformation], states: Any, params: optax.Params
+    others: Sequence[optax.GradientTransformation], states: Tree, params: optax.Params
 ) -> None:
     """Raises if a transformation computes otherwise for blocks than for the tree."""
     probe = probe_of(params)

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src.base import checks
-from radazo_jax._src.base.trees import as_arrays, at_least_float32
+from radazo_jax._src.base.trees import Tree, as_arrays, at_least_float32
 from radazo_jax._src.estimates.contracts import GradientTransformationExtraArgs
 
 
@@ -269,7 +269,7 @@ def divided(
 
 def _transformation(
     state_type: type,
-    update: Callable[[Any, Any, jax.Array], tuple[Any, Any]],
+    update: Callable[[Tree, Tree, jax.Array], tuple[Tree, Tree]],
     given: Hyperparameters,
     mu_dtype: jax.typing.DTypeLike | None,
     second: tuple[str, ...] = ("nu",),
@@ -287,14 +287,14 @@ def _transformation(
     given.check()
     stored = _check_mu_dtype(mu_dtype)
 
-    def init_fn(params: optax.Params) -> Any:
+    def init_fn(params: optax.Params) -> Tree:
         # Converted before it fills: filling with another dtype is a promotion.
-        def init_nu(p: Any) -> jax.Array:
+        def init_nu(p: Tree) -> jax.Array:
             dtype = jnp.finfo(_moment_dtype(p)).dtype
             start = scalar(given.initial_accumulator_value, dtype)
             return jnp.full_like(p, start, dtype)
 
-        def init_mu(p: Any) -> jax.Array:
+        def init_mu(p: Tree) -> jax.Array:
             return jnp.zeros_like(p, dtype=_stored_dtype(p, stored))
 
         return state_type(
@@ -305,10 +305,10 @@ def _transformation(
 
     def update_fn(
         updates: optax.Updates,
-        state: Any,
+        state: optax.OptState,
         params: optax.Params | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, Any]:
+        **extra_args: Tree,
+    ) -> tuple[optax.Updates, Tree]:
         # Neither is needed: the state knows the layout, and extra arguments are for
         # the other members of a chain.
         del params, extra_args
@@ -345,7 +345,7 @@ def with_float32_moments(
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
-        **extra_args: Any,
+        **extra_args: Tree,
     ) -> tuple[optax.Updates, optax.OptState]:
         _check_layout(jax.eval_shape(inner.init, updates), state)
         updates = as_arrays(updates)
@@ -406,7 +406,7 @@ def _check_layout(updates: optax.Updates, mu: optax.Updates) -> None:
             )
 
 
-def _moment_dtype(array: Any) -> np.dtype:
+def _moment_dtype(array: Tree) -> np.dtype:
     """Returns the dtype of a leaf's moments: its own, but at least float32."""
     dtype = jnp.dtype(
         array.dtype if hasattr(array, "dtype") else jnp.result_type(array)
@@ -416,7 +416,7 @@ def _moment_dtype(array: Any) -> np.dtype:
     return at_least_float32(dtype)
 
 
-def _stored_dtype(array: Any, mu_dtype: np.dtype | None) -> np.dtype:
+def _stored_dtype(array: Tree, mu_dtype: np.dtype | None) -> np.dtype:
     """Returns the dtype of a leaf's stored first moment."""
     dtype = _moment_dtype(array)
     if mu_dtype is None or jnp.issubdtype(dtype, jnp.complexfloating):
@@ -424,7 +424,7 @@ def _stored_dtype(array: Any, mu_dtype: np.dtype | None) -> np.dtype:
     return mu_dtype
 
 
-def _widen(update: Any, mu: jax.Array, nu: jax.Array) -> jax.Array:
+def _widen(update: Tree, mu: jax.Array, nu: jax.Array) -> jax.Array:
     """Returns an update in the precision of nu, complex if mu or the update is."""
     update = jnp.asarray(update)
     if not (jnp.iscomplexobj(update) or jnp.iscomplexobj(mu)):
@@ -433,7 +433,7 @@ def _widen(update: Any, mu: jax.Array, nu: jax.Array) -> jax.Array:
     return update.astype(wide)
 
 
-def _cast_like(array: jax.Array, other: Any) -> jax.Array:
+def _cast_like(array: jax.Array, other: Tree) -> jax.Array:
     """Returns an array in the dtype of another; of complex ones the real part."""
     dtype = jnp.asarray(other).dtype
     if not jnp.issubdtype(dtype, jnp.complexfloating):
@@ -441,7 +441,7 @@ def _cast_like(array: jax.Array, other: Any) -> jax.Array:
     return array.astype(dtype)
 
 
-def scalar(value: jax.typing.ArrayLike, dtype: np.dtype) -> Any:
+def scalar(value: jax.typing.ArrayLike, dtype: np.dtype) -> jax.Array | float:
     """Returns a hyperparameter in the dtype of the arrays that it meets.
 
     Python numbers are left alone: JAX gives them the dtype of the array, after

@@ -9,7 +9,7 @@ import optax
 from jax import lax
 
 from radazo_jax._src.base import checks, keys, xla
-from radazo_jax._src.base.trees import at_least_float32
+from radazo_jax._src.base.trees import Tree, at_least_float32
 from radazo_jax._src.directions import generator
 from radazo_jax._src.directions.generator import Positions
 from radazo_jax._src.directions.layout import layout_of
@@ -95,8 +95,8 @@ def stochastic_rounding(key: jax.typing.ArrayLike) -> GradientTransformationExtr
         state: StochasticRoundingState,
         params: optax.Params | None = None,
         *,
-        positions: Any = None,
-        **extra_args: Any,
+        positions: Tree = None,
+        **extra_args: Tree,
     ) -> tuple[optax.Updates, StochasticRoundingState]:
         del extra_args
         checks.require_arguments(params=params)
@@ -123,13 +123,13 @@ def stochastic_rounding(key: jax.typing.ArrayLike) -> GradientTransformationExtr
 def is_in(state: optax.OptState) -> bool:
     """Returns whether the state of an optimizer is one with stochastic rounding."""
 
-    def rounds(x: Any) -> bool:
+    def rounds(x: Tree) -> bool:
         return isinstance(x, StochasticRoundingState)
 
     return any(map(rounds, jax.tree.leaves(state, is_leaf=rounds)))
 
 
-def _rounded(key: jax.Array, p: Any, u: Any, at: Positions) -> jax.Array:
+def _rounded(key: jax.Array, p: Tree, u: Tree, at: Positions) -> jax.Array:
     """Returns the update of p that makes the sum one of the two neighbors of p + u.
 
     The error of rounding to the nearest one tells on which side the other one is, and

@@ -19,7 +19,7 @@ from radazo_jax._src.directions.elements import (
     LowRankFactors,
     drop_constant_axes,
 )
-from radazo_jax._src.perturb.views import View
+from radazo_jax._src.perturb.views import Value, View
 
 _DEBUG_INFO = core.DebugInfo("perturb", "perturb", None, None)
 
@@ -127,7 +127,7 @@ def _chain(
     factors: Sequence[jax.Array],
     names_view: str,
     out: str,
-    precision: Any,
+    precision: lax.PrecisionLike,
 ) -> jax.Array:
     """Computes (x · first) · second, scaled; Z names the axis of the rank.
 
@@ -183,7 +183,9 @@ def _varies_along(factor: jax.Array) -> set[int]:
     return {axis for axis in range(factor.ndim - 1) if factor.shape[axis] > 1}
 
 
-def _names(x: jax.Array, y: jax.Array, numbers: Any) -> tuple[str, str, str]:
+def _names(
+    x: jax.Array, y: jax.Array, numbers: lax.DotDimensionNumbers
+) -> tuple[str, str, str]:
     """Returns letters for the axes of both sides and of `lax.dot_general`'s result."""
     (left, right), (left_batch, right_batch) = numbers
     letters = iter(string.ascii_lowercase)
@@ -204,7 +206,7 @@ _MAX_BUILT, _BLOCK = 2**24, 2**22
 
 
 def product(
-    eqn: core.JaxprEqn, inputs: Sequence[Any], built: Sequence[jax.Array]
+    eqn: core.JaxprEqn, inputs: Sequence[Value], built: Sequence[jax.Array]
 ) -> Callable[[], list[jax.Array]] | None:
     """Returns a function that evaluates a product with one block after another.
 
@@ -273,7 +275,7 @@ def product(
     return in_blocks
 
 
-def _is_large(value: Any) -> bool:
+def _is_large(value: Value) -> bool:
     """Returns whether a value is a view of many elements that are drawn to be used."""
     lazy = isinstance(value, View) and isinstance(value.u, LazyElements)
     return lazy and value.on_use is None and math.prod(value.shape) > _MAX_BUILT

@@ -10,7 +10,7 @@ that the program has normalized already.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -92,7 +92,7 @@ def at(view: View, i: jax.Array, base: jax.Array) -> View:
 
 
 def gather(
-    view: View, starts: jax.Array, base: jax.Array, params: dict[str, Any]
+    view: View, starts: jax.Array, base: jax.Array, params: Mapping[str, Any]
 ) -> View:
     """Returns a look-up that has read `base`: only the elements read are drawn."""
     if view.u is None:

@@ -9,7 +9,7 @@ leaves are drawn once, before anything reads them.
 
 import dataclasses
 from collections.abc import Callable, Container, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,10 @@ from radazo_jax._src.directions.elements import (
     Marks,
 )
 from radazo_jax._src.directions.layout import Layout, Leaf
+
+_T = TypeVar("_T")
+
+Value: TypeAlias = Any  # An array or a `View`.
 
 # The smallest leaves, with at most this many elements together, are drawn once for a
 # whole evaluation, however often a program reads them. A draw at each read would be a
@@ -83,7 +87,7 @@ class View:
     def map(
         self,
         base: jax.Array,
-        of_mark: Callable[[Any], Any],
+        of_mark: Callable[[jax.Array], jax.Array],
         order: tuple[int, ...] | None = None,
     ) -> "View":
         """Returns the view whose elements have become `base`; its marks follow.
@@ -228,7 +232,7 @@ def _unstored(direction: Direction, layout: Layout) -> list[Elements]:
     ]
 
 
-def drawn_after(value: Any, after: jax.Array) -> Any:
+def drawn_after(value: _T, after: jax.Array) -> _T:
     """Returns `value` in a loop, drawn after `after` if it is a view to be drawn."""
     if not isinstance(value, View):
         return value
