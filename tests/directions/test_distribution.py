@@ -17,8 +17,6 @@ from radazo_jax._src.directions.distribution import (
 from radazo_jax._src.directions.layout import layout_of
 from tests.helpers.tables import (
     DISTRIBUTIONS,
-    KINDS,
-    assert_same_draws,
     covariance,
     every,
     jit,
@@ -27,8 +25,6 @@ from tests.helpers.tables import (
 
 SHAPES = {"b": (2,), "s": (), "w": (2, 3)}
 PARAMS = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
-# Normalized, packed, packed by number, by number, and custom.
-OF_EACH_KIND = ("sphere", "rademacher", "orthonormal", "coordinate in turn", "smooth")
 
 
 @pytest.fixture(params=DISTRIBUTIONS)
@@ -62,23 +58,6 @@ def test_covariance_is_the_identity_over_the_factor(name):
     assert (abs(u.mean(0)) <= 4.5 * u.std(0) / np.sqrt(num) + 1e-7).all()
 
 
-def test_sphere_of_a_million_has_norm_one():
-    params = {"a": jnp.zeros((1000, 900)), "b": jnp.zeros(100_000)}
-    u = np.asarray(flat(draw(zo.sphere(), 3, params)), np.float64)
-    np.testing.assert_allclose(np.linalg.norm(u), 1.0, rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", every(OF_EACH_KIND, "sphere", "rademacher"))
-def test_how_the_coordinates_are_cut_into_leaves_does_not_matter(name):
-    distribution, tree = (
-        DISTRIBUTIONS[name],
-        {"a": jnp.zeros((2, 2)), "b": jnp.zeros(5)},
-    )
-    for seed in range(4):
-        one = draw(distribution, seed, jnp.zeros(9))
-        assert_same_draws(name, flat(draw(distribution, seed, tree)), one)
-
-
 def test_a_direction_is_small_whatever_the_parameters(distribution):
     small, large = (
         jax.eval_shape(
@@ -91,25 +70,6 @@ def test_a_direction_is_small_whatever_the_parameters(distribution):
     assert jax.tree.structure(small) == jax.tree.structure(large)
     for leaf in jax.tree.leaves(large):
         assert leaf.shape == ()
-
-
-@pytest.mark.parametrize("distribution", every(KINDS, "low_rank"))
-def test_directions_are_pytrees_that_vmap_and_scan(distribution):
-    distribution = DISTRIBUTIONS[distribution]
-    keys = jax.random.split(jax.random.key(1), 3)
-
-    def materialized(direction):
-        return flat(distribution.materialize(direction, PARAMS))
-
-    @jit
-    def both(keys):
-        batch = jax.vmap(lambda key: distribution.sample(key, PARAMS))(keys)
-        return jax.vmap(materialized)(batch), jax.lax.map(materialized, batch)
-
-    together, scanned = both(keys)
-    single = jnp.stack([flat(draw(distribution, k)) for k in keys])
-    np.testing.assert_allclose(together, single, rtol=1e-6)
-    np.testing.assert_allclose(scanned, single, rtol=1e-6)
 
 
 @pytest.mark.parametrize("sizes", [slow((32, 64)), (5, 3000, 40)])

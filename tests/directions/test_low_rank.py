@@ -76,15 +76,6 @@ def test_factors_of_large_matrices_are_not_drawn_as_one():
     assert many * rows <= max(made) <= 2**23
 
 
-def test_a_leaf_without_axes_is_drawn_dense():
-    params = {"a": jnp.zeros((8, 6)), "b": jnp.zeros((8, 6))}
-    numbers = {"a": zo.distributions.MatrixAxes((0,), (1,)), "b": None}
-    distribution = zo.low_rank(1, dimension_numbers=numbers)
-    u = drawn(distribution, params)
-    assert np.linalg.matrix_rank(u["a"]) == 1
-    assert np.linalg.matrix_rank(u["b"]) == 6
-
-
 def annotated(distribution, fun, params):
     """The axes that a function's use of its leaves gives them, by path."""
     layout = transform.layout_for(distribution, fun, params)

@@ -52,7 +52,7 @@ class Stepper:
         """
         self.run, self.state = run, state
         self.checksum = trees.checksum_of(state.params)
-        self.names = history.names(state)
+        self.names = history.names_of_numbers(state)
         self.size = step.num_points(run, state)
         self._asks: Callable[..., Any] | None = None
         self._takes: Callable[..., Any] | None = None
