@@ -9,7 +9,6 @@ import optax
 
 from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import updated_if_usable
 
 # Beyond these the queries take too much memory, and the equation too much time.
 MAX_DIMENSION = 10_000
@@ -111,7 +110,7 @@ class GaussianProcess(estimators.AlongDirections):
             gradient=points.of_flat(gradient, params),
         )
         after = GaussianProcessState(xs, stored)
-        return estimate, updated_if_usable(estimate, state, after)
+        return estimate, _memory.updated_if_usable(estimate, state, after)
 
 
 @checks.checks_names

@@ -10,7 +10,7 @@ import optax
 
 from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import QueryBuffer, updated_if_usable
+from radazo_jax._src.contrib._memory import QueryBuffer
 
 # Added to the inner products of directions of length one: those that are nearly
 # combinations of others would amplify rounding.
@@ -139,7 +139,7 @@ class LinearInterpolation(estimators.AlongDirections):
             ),
             _memory.followed_by(state.values, added[None]),
         )
-        return estimate, updated_if_usable(estimate, state, queries)
+        return estimate, _memory.updated_if_usable(estimate, state, queries)
 
 
 @checks.checks_names
@@ -205,8 +205,9 @@ def linear_interpolation(
     """
     memory_size = checks.check_int_at_least("memory_size", memory_size, 2)
     radius = checks.check_positive("radius", radius)
-    common = distribution, num_directions, smoothing
-    return LinearInterpolation(*common, memory_size, radius)
+    return LinearInterpolation(
+        distribution, num_directions, smoothing, memory_size, radius
+    )
 
 
 def _rows_of_points(size: int, before: int, smoothing: float) -> np.ndarray:

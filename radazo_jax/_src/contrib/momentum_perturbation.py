@@ -10,7 +10,6 @@ import optax
 
 from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import updated_if_usable
 
 
 class MomentumPerturbationState(NamedTuple):
@@ -77,7 +76,7 @@ class MomentumPerturbation(estimators.AlongDirections):
         above, below = values.along[0]
         history = jax.tree.map(lambda m: jnp.where(above < below, -m, m), m)
         after = MomentumPerturbationState(history)
-        return estimate, updated_if_usable(estimate, state, after)
+        return estimate, _memory.updated_if_usable(estimate, state, after)
 
 
 @checks.checks_names

@@ -11,7 +11,6 @@ import optax
 
 from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import updated_if_usable
 from radazo_jax._src.contrib.linear_interpolation import shortest_interpolant
 
 
@@ -102,7 +101,7 @@ class PriorGuided(estimators.AlongDirections):
             )
         )
         estimate = estimate._replace(gradient=points.of_tree(tree))
-        return estimate, updated_if_usable(estimate, state, averaged)
+        return estimate, _memory.updated_if_usable(estimate, state, averaged)
 
 
 @checks.checks_names

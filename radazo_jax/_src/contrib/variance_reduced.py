@@ -10,7 +10,6 @@ import optax
 
 from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import updated_if_usable
 
 
 class VarianceReducedState(NamedTuple):
@@ -120,7 +119,7 @@ class VarianceReduced(estimators.AlongDirections):
             optax.tree.where(at_anchor, total, state.gradient),
             (state.count + 1) % self.period,
         )
-        return estimate, updated_if_usable(estimate, state, following)
+        return estimate, _memory.updated_if_usable(estimate, state, following)
 
 
 @checks.checks_names

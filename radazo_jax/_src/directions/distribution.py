@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.typing import ArrayLike
 
 from radazo_jax._src.base import keys, xla
 from radazo_jax._src.base.configuration import Configuration
@@ -152,7 +153,7 @@ class Distribution(Configuration, abc.ABC):
           The elements: float32, of the shape of the positions.
         """
 
-    def sample(self, key: jax.typing.ArrayLike, params: optax.Params) -> Direction:
+    def sample(self, key: ArrayLike, params: optax.Params) -> Direction:
         """Samples a direction for `params`.
 
         Args:
@@ -228,10 +229,7 @@ def sample_direction(
 
 
 def sample_directions(
-    distribution: Distribution,
-    key: jax.Array,
-    numbers: jax.typing.ArrayLike,
-    layout: Layout,
+    distribution: Distribution, key: jax.Array, numbers: ArrayLike, layout: Layout
 ) -> Direction:
     """Samples the directions of these numbers under a key, stacked.
 
@@ -363,9 +361,9 @@ def stored_elements(
     )
 
 
-def num_random(distribution: Distribution, leaf: Leaf) -> int:
-    """Returns the number of random numbers that make the elements of a leaf."""
-    return sum(part.size for part in distribution._parts(leaf))
+def num_random(distribution: Distribution, leaves: Sequence[Leaf]) -> int:
+    """Returns the number of random numbers that make the elements of some leaves."""
+    return sum(part.size for leaf in leaves for part in distribution._parts(leaf))
 
 
 # Compiled as a whole outside of `jit`, and a part of the program under `jit`.

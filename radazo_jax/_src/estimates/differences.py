@@ -69,10 +69,10 @@ class AlongDirections(GradientEstimator):
     _sides: ClassVar[Sequence[float]] = (1.0,)
 
     def __post_init__(self) -> None:
-        given = self.distribution, self.num_directions, self.smoothing
-        names = "distribution", "num_directions", "smoothing"
-        for name, value in zip(names, checked_differences(*given), strict=True):
-            object.__setattr__(self, name, value)
+        check_distribution(self.distribution)
+        count = checks.check_int_at_least("num_directions", self.num_directions, 1)
+        object.__setattr__(self, "num_directions", count)
+        object.__setattr__(self, "smoothing", checked_smoothing(self.smoothing))
 
     def points(
         self, draw: Draw, params: optax.Params, state: Tree
@@ -288,15 +288,11 @@ def check_distribution(distribution: object) -> None:
     check_fields(distribution)
 
 
-def checked_differences(
-    distribution: Distribution, num_directions: object, smoothing: object
-) -> tuple[Distribution, int, float]:
-    """Checks the arguments that all difference estimators have, and returns them."""
-    check_distribution(distribution)
-    num_directions = checks.check_int_at_least("num_directions", num_directions, 1)
-    smoothing = checks.check_positive("smoothing", smoothing)
-    checks.warn_of_size("smoothing", smoothing, least=1e-20)
-    return distribution, num_directions, smoothing
+def checked_smoothing(smoothing: object) -> float:
+    """Checks the smoothing of an estimator, and returns it."""
+    found = checks.check_positive("smoothing", smoothing)
+    checks.warn_of_size("smoothing", found, least=1e-20)
+    return found
 
 
 class Finite(NamedTuple):

@@ -20,7 +20,8 @@ from radazo_jax._src.estimates.contracts import (
 )
 from radazo_jax._src.estimates.differences import (
     Finite,
-    checked_differences,
+    check_distribution,
+    checked_smoothing,
     mean_of_finite,
 )
 from radazo_jax._src.estimates.points import sample_points
@@ -155,7 +156,8 @@ def evolution_strategy(
       Salimans et al., Evolution Strategies as a Scalable Alternative to Reinforcement
       Learning, 2017, algorithm 1, <https://arxiv.org/abs/1703.03864>.
     """
-    distribution, _, smoothing = checked_differences(distribution, 1, smoothing)
+    check_distribution(distribution)
+    smoothing = checked_smoothing(smoothing)
     n = checks.check_int_at_least("population_size", population_size, 2)
     if antithetic and n % 2:
         raise ValueError(

@@ -130,9 +130,16 @@ class _Estimator(NamedTuple):
         self, loss: Callable[[Tree], Tree], key: jax.Array, params: optax.Params
     ) -> tuple[Tree, Tree]:
         """Estimates value and gradient of a loss that may get its arrays otherwise."""
-        options: Any = {"evaluator": self.evaluator, "has_aux": self.has_aux}
-        given = self.estimator, loss, key, params, self.estimator.init(params)
-        return gradients.estimate(*given, **options)[0]
+        found, _ = gradients.estimate(
+            self.estimator,
+            loss,
+            key,
+            params,
+            self.estimator.init(params),
+            evaluator=self.evaluator,
+            has_aux=self.has_aux,
+        )
+        return found
 
 
 def _estimated(

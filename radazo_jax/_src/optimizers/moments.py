@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import ArrayLike, DTypeLike
 
 from radazo_jax._src.base import checks
 from radazo_jax._src.base.trees import Tree, as_arrays, at_least_float32
@@ -48,12 +49,12 @@ class ScaleByZoAdammState(NamedTuple):
 
 @checks.checks_names
 def scale_by_radazo(
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.99,
-    eps_root: jax.typing.ArrayLike = 1e-8,
-    initial_accumulator_value: jax.typing.ArrayLike = 0.0,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.99,
+    eps_root: ArrayLike = 1e-8,
+    initial_accumulator_value: ArrayLike = 0.0,
     bias_correction: bool = False,
-    mu_dtype: jax.typing.DTypeLike | None = None,
+    mu_dtype: DTypeLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Rescales updates by R-AdaZO: a second moment of the *first moment*.
 
@@ -130,12 +131,12 @@ def scale_by_radazo(
 
 @checks.checks_names
 def scale_by_zo_adamm(
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.99,
-    eps_root: jax.typing.ArrayLike = 1e-8,
-    initial_accumulator_value: jax.typing.ArrayLike = 0.0,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.99,
+    eps_root: ArrayLike = 1e-8,
+    initial_accumulator_value: ArrayLike = 0.0,
     bias_correction: bool = False,
-    mu_dtype: jax.typing.DTypeLike | None = None,
+    mu_dtype: DTypeLike | None = None,
     amsgrad: bool = False,
 ) -> GradientTransformationExtraArgs:
     """Rescales updates by ZO-AdaMM, in the form R-AdaZO is compared with.
@@ -211,10 +212,10 @@ def scale_by_zo_adamm(
 class Hyperparameters(NamedTuple):
     """The hyperparameters of `scale_by_radazo`, of all optimizers with two moments."""
 
-    b1: jax.typing.ArrayLike
-    b2: jax.typing.ArrayLike
-    eps_root: jax.typing.ArrayLike
-    initial_accumulator_value: jax.typing.ArrayLike
+    b1: ArrayLike
+    b2: ArrayLike
+    eps_root: ArrayLike
+    initial_accumulator_value: ArrayLike
     bias_correction: bool
 
     def check(self) -> None:
@@ -226,14 +227,14 @@ class Hyperparameters(NamedTuple):
         checks.check_non_negative("initial_accumulator_value", start)
 
     def debiased(
-        self, moments: optax.Updates, decay: jax.typing.ArrayLike, count: jax.Array
+        self, moments: optax.Updates, decay: ArrayLike, count: jax.Array
     ) -> optax.Updates:
         """Returns the moments, debiased if they should be."""
         return _debias(moments, decay, count) if self.bias_correction else moments
 
 
 def averaged(
-    xs: optax.Updates, moments: optax.Updates, decay: jax.typing.ArrayLike
+    xs: optax.Updates, moments: optax.Updates, decay: ArrayLike
 ) -> optax.Updates:
     """Returns the averages after another x, in its dtype."""
 
@@ -245,7 +246,7 @@ def averaged(
 
 
 def averaged_squares(
-    xs: optax.Updates, moments: optax.Updates, decay: jax.typing.ArrayLike
+    xs: optax.Updates, moments: optax.Updates, decay: ArrayLike
 ) -> optax.Updates:
     """Returns the averages of |x|² after another x."""
 
@@ -256,9 +257,7 @@ def averaged_squares(
     return jax.tree.map(average, xs, moments)
 
 
-def divided(
-    m: optax.Updates, v: optax.Updates, eps_root: jax.typing.ArrayLike
-) -> optax.Updates:
+def divided(m: optax.Updates, v: optax.Updates, eps_root: ArrayLike) -> optax.Updates:
     """Returns m / √(v + ζ)."""
 
     def scaled(m: jax.Array, v: jax.Array) -> jax.Array:
@@ -271,7 +270,7 @@ def _transformation(
     state_type: type,
     update: Callable[[Tree, Tree, jax.Array], tuple[Tree, Tree]],
     given: Hyperparameters,
-    mu_dtype: jax.typing.DTypeLike | None,
+    mu_dtype: DTypeLike | None,
     second: tuple[str, ...] = ("nu",),
 ) -> GradientTransformationExtraArgs:
     """Returns an Optax transformation whose arithmetic is at least float32.
@@ -359,7 +358,7 @@ def with_float32_moments(
 
 @functools.partial(jax.jit, inline=True)
 def _debias(
-    moments: optax.Updates, decay: jax.typing.ArrayLike, count: jax.Array
+    moments: optax.Updates, decay: ArrayLike, count: jax.Array
 ) -> optax.Updates:
     """Divides moments that started from zero by the sum of their weights.
 
@@ -373,7 +372,7 @@ def _debias(
     return jax.tree.map(lambda moment: moment / weight.astype(moment.dtype), moments)
 
 
-def _check_mu_dtype(mu_dtype: jax.typing.DTypeLike | None) -> np.dtype | None:
+def _check_mu_dtype(mu_dtype: DTypeLike | None) -> np.dtype | None:
     """Returns the dtype asked for, canonical, or raises."""
     if mu_dtype is None:
         return None
@@ -441,7 +440,7 @@ def _cast_like(array: jax.Array, other: Tree) -> jax.Array:
     return array.astype(dtype)
 
 
-def scalar(value: jax.typing.ArrayLike, dtype: np.dtype) -> jax.Array | float:
+def scalar(value: ArrayLike, dtype: np.dtype) -> jax.Array | float:
     """Returns a hyperparameter in the dtype of the arrays that it meets.
 
     Python numbers are left alone: JAX gives them the dtype of the array, after

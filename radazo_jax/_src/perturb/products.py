@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
+from jax.typing import DTypeLike
 
 from radazo_jax._src.base import xla
 from radazo_jax._src.base.trees import widest
@@ -169,9 +170,7 @@ def _chain(
     )
 
 
-def _halves(
-    factor: jax.Array, dtype: jax.typing.DTypeLike
-) -> tuple[jax.Array, jax.Array]:
+def _halves(factor: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
     """Splits `factor` into two arrays of a 16-bit dtype, to twice as many digits."""
     digits = jnp.finfo(dtype)
     # XLA would drop a conversion to the dtype and back.
