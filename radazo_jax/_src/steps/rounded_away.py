@@ -88,7 +88,7 @@ def _lost(points: Points, params: optax.Params) -> list[jax.Array]:
     # A matrix that is perturbed by factors is multiplied as it is.
     leaves = points.layout.leaves
     distribution = first.distribution
-    kept = [num_random(distribution, leaf) < leaf.size for leaf in leaves]
+    kept = [num_random(distribution, [leaf]) < leaf.size for leaf in leaves]
     us = elements(first, points.layout)
     return list(map(share, jax.tree.leaves(params), us, kept))
 
