@@ -15,9 +15,13 @@ from radazo_jax._src.estimates.contracts import (
     GradientTransformationExtraArgs,
 )
 from radazo_jax._src.estimates.differences import FiniteDifferences, forward_difference
-from radazo_jax._src.measure import learning_rate
-from radazo_jax._src.measure.learning_rate import DecayedRate, LearningRate
-from radazo_jax._src.measure.probes import Probe
+from radazo_jax._src.measure.learning_rate import (
+    DecayedRate,
+    LearningRate,
+    endless_rate,
+    with_measured_smoothing,
+)
+from radazo_jax._src.measure.smoothing import Probe
 from radazo_jax._src.optimizers.in_place import chain_in_place
 from radazo_jax._src.optimizers.moments import scale_by_radazo
 from radazo_jax._src.optimizers.replayed import scale_by_replayed_radazo
@@ -41,7 +45,7 @@ def default(
     """
     chosen: Any = forward_difference(orthonormal()) if estimator is None else estimator
     most = max(getattr(chosen, "num_directions", 0), 64)
-    return radazo(size > _LARGE, most), chosen
+    return radazo_at_measured_rate(size > _LARGE, most), chosen
 
 
 def of_run(
@@ -114,17 +118,24 @@ def of_line(line: dict[str, Any] | None) -> LearningRate | None:
 def _found(run: Run, state: SolverState, budget: Budget) -> LearningRate:
     """The rate that is measured at the start of a run, for an unknown end."""
     directions = step.abstract_points(run, state).directions
-    distribution = getattr(directions, "distribution", sphere())
-    probe = Probe(run.fun, run.sample, distribution, run.evaluator, run.bounds)
+    probe = _probe(run, state.params, state.key)
+    probe = probe._replace(distribution=directions.distribution)
     try:
         if budget.num_steps < 2:
             raise ValueError(f"num_steps must be ≥ 2; got {budget.num_steps}.")
-        found = learning_rate.measured(probe, state.params, state.key)
+        found = endless_rate(probe)
         if _is_measured(run.estimator):
-            return learning_rate.with_smoothing(found, probe, state.params, state.key)
+            return with_measured_smoothing(found, probe)
         return found._replace(smoothing=getattr(run.estimator, "smoothing", None))
     except ValueError as error:
         raise ValueError(f"{error} Or name an optimizer with a rate.") from None
+
+
+def _probe(run: Run, params: optax.Params, key: jax.Array) -> Probe:
+    """Returns the probe of a run with traced functions."""
+    distribution = getattr(run.estimator, "distribution", sphere())
+    given = run.fun, run.sample, params, key, distribution, run.evaluator, run.bounds
+    return Probe(*given)
 
 
 class Advice(NamedTuple):
@@ -149,12 +160,10 @@ class Advice(NamedTuple):
         if self.rate is not None:
             lower = self.rate.learning_rate / 3
             return f"Try a third of the rate that was measured: radazo({lower:.2g})."
-        run = self.run
-        distribution = getattr(run.estimator, "distribution", sphere())
-        given = run.fun, run.sample, distribution, run.evaluator, run.bounds
-        at = Probe(*given), trees.as_arrays(self.params), keys.as_key(self.key)
+        params, key = trees.as_arrays(self.params), keys.as_key(self.key)
+        probe = _probe(self.run, params, key)
         try:
-            found = learning_rate.with_smoothing(learning_rate.measured(*at), *at)
+            found = with_measured_smoothing(endless_rate(probe), probe)
         except ValueError:
             return "Try a third of the learning rate."
         found = found.over(self.num_steps)
@@ -169,7 +178,7 @@ def _scale(
     updates: optax.Updates,
     state: DecayedRate,
     params: optax.Params | None = None,
-    **extra_args: Any,
+    **extra_args: object,
 ) -> tuple[optax.Updates, DecayedRate]:
     del params, extra_args
     rate = state.now()
@@ -180,7 +189,9 @@ def _scale(
 
 # The same object at each call, so that runs compile once.
 @functools.cache
-def radazo(replayed: bool, max_directions: int) -> GradientTransformationExtraArgs:
+def radazo_at_measured_rate(
+    replayed: bool, max_directions: int
+) -> GradientTransformationExtraArgs:
     """R-AdaZO with bias correction, at the rate in its state, which is 0 at first.
 
     Runs at other rates or of other numbers of steps share a program.
