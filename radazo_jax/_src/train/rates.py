@@ -37,7 +37,7 @@ _LARGE = 1 << 24
 def default(
     size: int, estimator: GradientEstimator | None
 ) -> tuple[optax.GradientTransformation, GradientEstimator]:
-    """R-AdaZO at a rate that is still to be measured, and an estimator.
+    """Returns R-AdaZO, whose rate is measured later, and an estimator.
 
     Args:
       size: The number of parameters.
@@ -51,7 +51,7 @@ def default(
 def of_run(
     run: Run, state: SolverState, budget: Budget, begins: bool, file: Journal | None
 ) -> tuple[Run, SolverState, LearningRate | None]:
-    """A run that names no optimizer, with a learning rate and a smoothing.
+    """Gives a run that names no optimizer a learning rate and a smoothing.
 
     The smoothing is measured unless the estimator has one of its own. The budget gets
     an end at which the rate is 0. A run that continues keeps its rate and its
@@ -83,13 +83,13 @@ def of_run(
 
 
 def with_rate(state: SolverState, rate: LearningRate) -> SolverState:
-    """The state before the first step, with a rate and a smoothing."""
+    """Returns the state before the first step with a rate and a smoothing."""
     held = DecayedRate.of(rate.learning_rate, rate.num_steps, rate.smoothing)
     return state._replace(optimizer_state=(*state.optimizer_state[:-1], held))
 
 
 def with_smoothing(run: Run, state: SolverState) -> Run:
-    """The run at the smoothing of its state, unless the caller named another one."""
+    """Gives a run the smoothing of its state, unless the caller named another one."""
     kept = _of_state(state)
     if kept is None or jnp.isnan(kept.smoothing) or not _is_measured(run.estimator):
         return run
@@ -98,25 +98,25 @@ def with_smoothing(run: Run, state: SolverState) -> Run:
 
 
 def _of_state(state: SolverState) -> DecayedRate | None:
-    """The rate in a state, if it was measured."""
+    """Returns the rate in a state, if it was measured."""
     held = state.optimizer_state
     is_measured = isinstance(held, tuple) and held and isinstance(held[-1], DecayedRate)
     return held[-1] if is_measured else None
 
 
 def _is_measured(estimator: GradientEstimator) -> TypeGuard[FiniteDifferences]:
-    """Whether a run measures the smoothing of an estimator."""
+    """Returns whether a run measures the smoothing of an estimator."""
     return isinstance(estimator, FiniteDifferences) and not estimator.is_named
 
 
 def of_line(line: dict[str, Any] | None) -> LearningRate | None:
-    """The rate that was measured, in the first line of a journal."""
+    """Reads the rate that was measured in the first line of a journal."""
     fields = None if line is None else line.get("learning_rate")
     return None if fields is None else LearningRate(**fields)
 
 
 def _found(run: Run, state: SolverState, budget: Budget) -> LearningRate:
-    """The rate that is measured at the start of a run, for an unknown end."""
+    """Measures the rate at the start of a run, for an unknown end."""
     directions = step.abstract_points(run, state).directions
     probe = _probe(run, state.params, state.key)
     probe = probe._replace(distribution=directions.distribution)
@@ -134,8 +134,15 @@ def _found(run: Run, state: SolverState, budget: Budget) -> LearningRate:
 def _probe(run: Run, params: optax.Params, key: jax.Array) -> Probe:
     """Returns the probe of a run with traced functions."""
     distribution = getattr(run.estimator, "distribution", sphere())
-    given = run.fun, run.sample, params, key, distribution, run.evaluator, run.bounds
-    return Probe(*given)
+    return Probe(
+        fun=run.fun,
+        sample=run.sample,
+        params=params,
+        key=key,
+        distribution=distribution,
+        evaluator=run.evaluator,
+        bounds=run.bounds,
+    )
 
 
 class Advice(NamedTuple):
@@ -150,13 +157,13 @@ class Advice(NamedTuple):
     """
 
     run: Run
-    params: Any
-    key: Any
+    params: optax.Params
+    key: jax.typing.ArrayLike
     num_steps: int | None
     rate: LearningRate | None
 
     def text(self) -> str:
-        """A sentence with a rate and a smoothing, which are measured at the start."""
+        """Returns a sentence with a rate and a smoothing, measured at the start."""
         if self.rate is not None:
             lower = self.rate.learning_rate / 3
             return f"Try a third of the rate that was measured: radazo({lower:.2g})."
@@ -192,7 +199,7 @@ def _scale(
 def radazo_at_measured_rate(
     replayed: bool, max_directions: int
 ) -> GradientTransformationExtraArgs:
-    """R-AdaZO with bias correction, at the rate in its state, which is 0 at first.
+    """Builds R-AdaZO with bias correction, at the rate in its state, 0 at first.
 
     Runs at other rates or of other numbers of steps share a program.
 
