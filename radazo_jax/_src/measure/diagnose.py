@@ -74,7 +74,7 @@ class Diagnosis(NamedTuple):
     learning_rate: LearningRate | None = None
 
     def __repr__(self) -> str:
-        """A report in plain text."""
+        """Returns a report in plain text."""
         values = [
             f"noise at one point      {self.noise:.3g}",
             f"difference along u      {self.difference:.3g}",
@@ -207,8 +207,10 @@ def _called(
     failures: set[str] = set()
 
     def values(*scales: float) -> np.ndarray:
-        given = probe.distribution, draw, _DIRECTIONS, scales, probe.params
-        asked = jax.device_get(jax.jit(candidates)(sample_points(*given), probe.params))
+        points = sample_points(
+            probe.distribution, draw, _DIRECTIONS, scales, probe.params
+        )
+        asked = jax.device_get(jax.jit(candidates)(points, probe.params))
         outcome = calls.evaluate(asked, distinct=False)
         assert outcome is not None
         failures.update(outcome.failures.values())

@@ -69,7 +69,7 @@ class DecayedRate(NamedTuple):
     def of(
         cls, learning_rate: float, num_steps: int | None, smoothing: float | None = None
     ) -> "DecayedRate":
-        """The state before the first update."""
+        """Returns the state before the first update."""
         # No two fields share a buffer, because runs donate their states.
         rate, first = (trees.number(learning_rate, np.float32) for _ in range(2))
         count, end = (trees.number(n, np.int32) for n in (0, num_steps or 0))
@@ -77,7 +77,7 @@ class DecayedRate(NamedTuple):
         return cls(count, rate, first, end, far)
 
     def now(self) -> jax.Array:
-        """The rate of the next update: float32, shape ()."""
+        """Returns the rate of the next update: float32, shape ()."""
         t = jnp.asarray(self.count).astype(jnp.float32)
         end = jnp.asarray(self.num_steps).astype(jnp.float32)
         ending = jnp.maximum(1 - t / jnp.maximum(end, 1), 0)
@@ -125,7 +125,7 @@ class LearningRate(NamedTuple):
         return lambda count: rate._replace(count=jnp.asarray(count)).now()
 
     def over(self, num_steps: int | None) -> "LearningRate":
-        """The same for another number of steps, without an evaluation."""
+        """Returns the rate for another number of steps, without an evaluation."""
         if num_steps is not None:
             checks.check_int_at_least("num_steps", num_steps, 2)
         scale = (1 - self.b1) / ((1 + self.b1) * (num_steps or _ENDLESS))
@@ -133,7 +133,7 @@ class LearningRate(NamedTuple):
         return self._replace(learning_rate=rate, num_steps=num_steps)
 
     def __repr__(self) -> str:
-        """A report in plain text."""
+        """Returns a report in plain text."""
         end = "falls as 1/√(1 + t/100)"
         if self.num_steps is not None:
             end = f"decayed to 0 over     {self.num_steps} steps"
@@ -323,7 +323,7 @@ def _rise(losses: np.ndarray) -> float:
 def _flatness(
     rise: Callable[[float], float], rms: float, loss: float
 ) -> tuple[float, str | None, int]:
-    """The size at which a relative rise is 1, and the number of sizes tried.
+    """Finds the size at which a relative rise is 1.
 
     Args:
       rise: The rise at a size, relative to the rise that is sought.
@@ -360,7 +360,7 @@ def _flatness(
 
 
 def _between(size: float, rise: float, other: float, at_other: float) -> float:
-    """The size between two at which the rise is 1, interpolated by a power law."""
+    """Interpolates the size between two at which the rise is 1, by a power law."""
     (low, below), (high, above) = sorted([(size, rise), (other, at_other)])
     if not 0 < below < above < math.inf:
         return math.sqrt(low * high)

@@ -175,7 +175,7 @@ class Smoothing(NamedTuple):
     num_evaluations: int
 
     def __repr__(self) -> str:
-        """A report in plain text."""
+        """Returns a report in plain text."""
         pairs = zip(self.distances, self.agreements, strict=True)
         lines = [
             f"smoothing               {self.smoothing:.3g}",
