@@ -16,6 +16,7 @@ Examples:
   >>> params = optax.apply_updates(params, updates)
 """
 
+from radazo_jax import checks as checks
 from radazo_jax import contrib as contrib
 from radazo_jax import distributions as distributions
 from radazo_jax import estimators as estimators

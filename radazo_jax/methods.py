@@ -2,8 +2,7 @@
 
 from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start
 from radazo_jax._src.methods.evolution import evolution
-from radazo_jax._src.methods.fits import Fit
-from radazo_jax._src.methods.least_squares import least_squares
+from radazo_jax._src.methods.least_squares import Fit, least_squares
 from radazo_jax._src.methods.many import many
 from radazo_jax._src.methods.policy import untuned
 from radazo_jax._src.methods.quadratic import quadratic

@@ -121,7 +121,7 @@ def value_and_grad(
     def estimated(
         key: jax.typing.ArrayLike | None = None, *args: Any, **kwargs: Any
     ) -> tuple[Any, nnx.State]:
-        model, args = arrays.split(args, argnums)
+        model, args = arrays.split_arguments(args, argnums)
         key = gradients.key_first(key, model, "model")
         objects, others, treedef = _objects((args, kwargs))
         graphdef, params, rest = _split((model, objects), wrt)

@@ -82,24 +82,6 @@ def of_pairs(words):
     return v, radius * np.sin(angle), radius * half * np.cos(angle)
 
 
-def test_fast_normals_are_the_box_muller_transform_of_words_that_two_share():
-    key, at = jax.random.key(2), generator.positions((100_000,))
-    found = jax.jit(generator.fast_normal)(key, at)
-    assert found.dtype == jnp.float32
-    pair = (at.lo >> 4) % 2 == 0  # The first 16 of every 32.
-    first, second = (np.asarray(found)[p] for p in (pair, ~pair))
-    firsts = generator.Counter(at.hi[pair], at.lo[pair])
-    v, *expected = of_pairs(generator.words(key, firsts, 13))
-    # If v is near 1, its rounding to float32 decides.
-    near = v > 1 - 1e-3
-    for x, y in zip((first, second), expected, strict=True):
-        np.testing.assert_allclose(x[~near], y[~near], rtol=5e-5, atol=3e-7)
-        np.testing.assert_allclose(x[near], y[near], atol=4e-4)
-    both = jax.jit(generator.normal_pairs)(key, firsts)
-    np.testing.assert_array_equal(both.real, first)
-    np.testing.assert_array_equal(both.imag, second)
-
-
 def test_fast_normals_are_standard_normal():
     at = generator.positions((1_000_000,))
     z = np.asarray(generator.fast_normal(jax.random.key(11), at), np.float64)
@@ -151,14 +133,6 @@ def test_any_block_of_a_leaf(shape, starts, sizes):
     np.testing.assert_array_equal(
         jax.vmap(draw)(jnp.asarray([starts, starts]))[1], whole[block]
     )
-
-
-def test_gathered_rows():
-    key, rows = jax.random.key(3), jnp.array([4, 0, 4, 2], jnp.uint32)
-    columns = jnp.arange(7, dtype=jnp.uint32)
-    at = generator.positions((5, 7), [rows[:, None], columns[None, :]])
-    whole = jax.random.normal(key, (5, 7))
-    np.testing.assert_array_equal(generator.normal(key, at), whole[rows.astype(int)])
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,16 @@
-"""Sums of squares that do not depend on the order: against Python's integers."""
+"""Exact sums of squares, and norms: the same bits in any order."""
+
+import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import radazo_jax as zo
 from radazo_jax._src.directions import generator, norm
+from radazo_jax._src.directions.layout import layout_of
 from tests.helpers.tables import jit
 
 
@@ -82,10 +87,41 @@ def test_a_sum_of_nothing_can_be_divided_by():
     assert float(norm.as_float(total, 48)) == 2.0**-48
 
 
-def test_any_order_and_any_parts_make_the_same_bits():
-    x = normals(4000)
-    fraction = norm.fraction_bits(x.size)
-    whole = sum_of_squares(x, fraction)[1]
-    assert sum_of_squares(jnp.sort(x), fraction)[1] == whole
-    parts = [sum_of_squares(p, fraction)[1] for p in np.split(x, [1, 700])]
-    assert sum(parts) == whole
+# --- Norms of directions --------------------------------------------------------
+
+
+PARAMS = {"w": jnp.zeros((30, 20)), "b": jnp.zeros(101)}
+
+
+def test_pieces_do_not_change_a_bit(monkeypatch):
+    """CPUs draw small pieces, GPUs large ones, TPUs the whole."""
+    layout = layout_of(PARAMS)
+
+    @jit
+    def inverse_norms(key):
+        def in_pieces(size):
+            monkeypatch.setattr(norm, "_PIECE_ON_CPU", size)
+            return norm.inverse_norm(zo.sphere(), key, jnp.uint32(0), layout)
+
+        d = layout.dimension
+        return jnp.stack([in_pieces(size) for size in (d, 64, 256, d - 1)])
+
+    whole, *in_pieces = inverse_norms(jax.random.key(0))
+    assert np.isfinite(whole)
+    np.testing.assert_array_equal(in_pieces, [whole] * 3)
+
+
+def test_only_tpus_draw_all_at_once(monkeypatch):
+    """Other compilers would store the numbers of whole leaves to sum their squares."""
+    monkeypatch.setattr(norm, "_PIECE_ON_CPU", 64)
+    monkeypatch.setattr(norm, "_PIECE", 256)
+
+    def largest(platform):
+        exported = jax.export.export(
+            jax.jit(lambda key: zo.sphere().sample(key, PARAMS).scale),
+            platforms=[platform],
+        )(jax.random.key(0))
+        shapes = re.findall(r"tensor<([\dx]+)xf32>", exported.mlir_module())
+        return max(math.prod(map(int, shape.split("x"))) for shape in shapes)
+
+    assert [largest(p) for p in ("cpu", "cuda", "rocm", "tpu")] == [64, 256, 256, 600]

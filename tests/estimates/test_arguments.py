@@ -1,5 +1,6 @@
-"""Arguments of losses that `value_and_grad` passes on, outside of `jax.jit`."""
+"""Arguments of losses that `value_and_grad` passes on, and which it differentiates."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -109,3 +110,47 @@ def test_a_history_in_float64_keeps_its_range():
         )
     assert result.values[0] == 3 * 2.0**200
     assert np.isfinite(result.history.value).all()
+
+
+# --- Positions of parameters ----------------------------------------------------
+
+
+ESTIMATOR = zo.forward_difference(zo.rademacher(), num_directions=3)
+KEY = jax.random.key(0)
+FIRST, SECOND = jnp.arange(3.0), jnp.ones(3)
+
+
+def sines(x, y, *, scale=1.0):
+    return scale * jnp.sum(jnp.sin(x) * y)
+
+
+@pytest.mark.parametrize("argnums", [1, -1])
+def test_the_gradient_is_with_respect_to_the_argument_at_a_position(argnums):
+    found = zo.value_and_grad(sines, ESTIMATOR, argnums)(KEY, FIRST, SECOND, scale=2.0)
+    swapped = zo.value_and_grad(lambda y, x, scale: sines(x, y, scale=scale), ESTIMATOR)
+    chex.assert_trees_all_equal(found, swapped(KEY, SECOND, FIRST, scale=2.0))
+
+
+@pytest.mark.parametrize("argnums", [(0, 1), (1, 0), [1]])
+def test_several_arguments_have_a_tuple_of_gradients(argnums):
+    """Like a tree of parameters; each argument keeps its place."""
+
+    def of_tuple(params):
+        x, y = FIRST, SECOND
+        for i, value in zip(argnums, params, strict=True):
+            x, y = (value, y) if i == 0 else (x, value)
+        return sines(x, y)
+
+    found = zo.value_and_grad(sines, ESTIMATOR, argnums)(KEY, FIRST, SECOND)
+    params = tuple((FIRST, SECOND)[i] for i in argnums)
+    chex.assert_trees_all_equal(
+        found, zo.value_and_grad(of_tuple, ESTIMATOR)(KEY, params)
+    )
+
+
+def test_bad_positions_are_named():
+    for argnums in ("0", 0.0, (), zo.vectorized()):
+        with pytest.raises(TypeError, match="argnums must be the position"):
+            zo.value_and_grad(sines, ESTIMATOR, argnums)
+    with pytest.raises(ValueError, match="argnums must be positions of the 2 argum"):
+        zo.value_and_grad(sines, ESTIMATOR, 2)(KEY, FIRST, SECOND)

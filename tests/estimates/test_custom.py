@@ -1,7 +1,6 @@
 """Custom estimators and distributions work wherever the built-in ones do."""
 
 import dataclasses
-import functools
 
 import chex
 import jax
@@ -10,8 +9,6 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax.estimators import Draw, candidates
-from tests.helpers.compare import Hashed
 from tests.helpers.tables import DISTRIBUTIONS, jit, slow
 
 CENTER, CURVATURES = jnp.arange(6.0), jnp.linspace(0.5, 2, 6)
@@ -19,27 +16,6 @@ CENTER, CURVATURES = jnp.arange(6.0), jnp.linspace(0.5, 2, 6)
 
 def quadratic(x):
     return jnp.sum(CURVATURES * (x - CENTER) ** 2) / 2
-
-
-@functools.partial(jit, static_argnums=0)
-def asked(estimator, key, params):
-    points, _ = estimator.points(Draw.once(key), params, ())
-    return points, candidates(points, params)
-
-
-@functools.partial(jit, static_argnums=0)
-def told(estimator, points, values, params):
-    estimate, _ = estimator.reduce(points, points.split(values), params, ())
-    return estimate, estimate.gradient.materialize(params)
-
-
-@pytest.mark.parametrize("make", [zo.forward_difference, zo.central_difference])
-def test_the_slope_is_that_along_the_gradient(make):
-    estimator = make(Hashed(), num_directions=4, smoothing=1e-3)
-    points, at = asked(estimator, jax.random.key(1), jnp.ones(6))
-    # A linear function, whose differences are exact.
-    estimate, gradient = told(estimator, points, at @ CURVATURES, jnp.ones(6))
-    np.testing.assert_allclose(estimate.slope, gradient @ CURVATURES, rtol=1e-3)
 
 
 # --- Distributions ----------------------------------------------------------------

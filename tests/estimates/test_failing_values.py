@@ -54,9 +54,15 @@ def test_a_run_without_some_values_is_rebuilt(name, distribution, tmp_path):
 SLOPES = np.array([1.0, -2.0, 3.0, 0.5])
 
 
-@pytest.mark.parametrize("failing", every([[0], [0, 3, 7], [0, *range(3, 11)]], [0]))
+FAILING = [[0], [0, 3, 7], [0, *range(3, 11)], [2], [4, 10]]
+
+
+@pytest.mark.parametrize("failing", every(FAILING, [0], [2]))
 def test_without_the_value_at_the_parameters_the_mean_replaces_it(failing):
-    """Each value is compared with the mean of the others, in float64."""
+    """Each value is compared with it, or else with the mean of the others, in float64.
+
+    Directions whose value failed are left out.
+    """
     params = np.zeros(4, np.float32)
     estimator = zo.forward_difference()
 
@@ -76,15 +82,17 @@ def test_without_the_value_at_the_parameters_the_mean_replaces_it(failing):
     values[failing] = np.nan
     estimate, gradient = tell(points, jnp.asarray(values, jnp.float32), state)
     found = [i for i in range(1, 11) if i not in failing]
-    expected, slope = np.zeros(4), 0.0
+    expected, slope, has_base = np.zeros(4), 0.0, 0 not in failing
     for i in found:
         others = np.mean([values[j] for j in found if j != i])
-        expected += 4 / len(found) * (values[i] - others) / 5e-3 * asked[i] / 5e-3
-        slope += 4 / len(found) * (values[i] - others) / 5e-3 * values[i] / 5e-3
+        change = values[i] - (values[0] if has_base else others)
+        expected += 4 / len(found) * change / 5e-3 * asked[i] / 5e-3
+        slope += 4 / len(found) * change * (change if has_base else values[i]) / 25e-6
     np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-2)
     np.testing.assert_allclose(estimate.slope, slope, rtol=1e-3)
-    np.testing.assert_allclose(estimate.value, values[found].mean(), rtol=1e-6)
-    assert estimate.num_values == len(found)
+    value = values[0] if has_base else values[found].mean()
+    np.testing.assert_allclose(estimate.value, value, rtol=1e-6)
+    assert estimate.num_values == len(found) + has_base
 
 
 def test_one_value_is_none_to_compare():

@@ -105,8 +105,7 @@ def test_estimates_what_one_device_does(distribution, name, batch_size):
 
 
 @pytest.mark.parametrize(
-    ("distribution", "name"),
-    [slow("sphere", "forward"), slow("low_rank", "central")],
+    ("distribution", "name"), [slow("sphere", "forward"), slow("low_rank", "central")]
 )
 def test_one_by_one_is_bit_equal_on_any_number_of_devices(distribution, name):
     estimator = ESTIMATORS[name](DISTRIBUTIONS[distribution], num_directions=5)
@@ -425,7 +424,7 @@ def test_a_loss_that_divides_all_axes_is_referred_to_this_evaluator():
         return jax.shard_map(local, in_specs=(P(), P("data")), out_specs=P())(params, x)
 
     params, x = problem()
-    estimator = ESTIMATORS["forward"](DISTRIBUTIONS["sphere"], 5, 0.1)
+    estimator = ESTIMATORS["forward"](Hashed(), 5, 0.1)
 
     def value(evaluator):
         with jax.set_mesh(mesh_of(2, 2, types=AxisType.Auto)):
@@ -439,8 +438,7 @@ def test_a_loss_that_divides_all_axes_is_referred_to_this_evaluator():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("distribution", "batch_size"),
-    [("sphere", None), ("low_rank", 1)],
+    ("distribution", "batch_size"), [("sphere", None), ("low_rank", 1)]
 )
 def test_estimates_of_their_own_inside_a_shard_map(distribution, batch_size):
     """Parameters and keys of each device, with the checks of `shard_map` on."""

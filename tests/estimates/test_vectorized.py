@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.directions import sums
+from radazo_jax._src.directions import storage
+from radazo_jax._src.directions.distribution import sample_directions
 from tests.helpers.tables import DISTRIBUTIONS, every
 
 KEY = jax.random.key(0)
@@ -23,23 +24,23 @@ def loss(params):
     return jnp.mean((jnp.tanh(x @ params["in"]) @ params["out"] - 1) ** 2)
 
 
-def estimate(distribution, batch_size=None):
-    estimator = zo.forward_difference(distribution, 10, smoothing=0.1)
+def estimate(distribution, batch_size=None, num_directions=10):
+    estimator = zo.forward_difference(distribution, num_directions, smoothing=0.1)
     return zo.value_and_grad(loss, estimator, evaluator=zo.vectorized(batch_size))
 
 
 def program(shape, batch_size, distribution):
     """The program of a step as text; nothing is allocated."""
-    made = estimate(distribution, batch_size)
+    made = estimate(distribution, batch_size, 5)
     return str(jax.make_jaxpr(made)(KEY, jax.eval_shape(lambda: tree(shape))))
 
 
 @pytest.mark.parametrize(
     ("shape", "platform", "distribution", "chosen"),
     [
-        (SMALL, "cpu", zo.sphere(), 10),
-        (MIDDLE, "gpu", zo.sphere(), 10),
-        (MIDDLE, "cpu", zo.low_rank(), 10),
+        (SMALL, "cpu", zo.sphere(), 5),
+        (MIDDLE, "gpu", zo.sphere(), 5),
+        (MIDDLE, "cpu", zo.low_rank(), 5),
         (LARGE, "gpu", zo.sphere(), 1),
         (LARGE, "cpu", zo.low_rank(), 1),
     ],
@@ -48,7 +49,7 @@ def test_what_is_chosen(shape, platform, distribution, chosen, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
     default = program(shape, None, distribution)
     assert default == program(shape, chosen, distribution)
-    assert default != program(shape, 11 - chosen, distribution)
+    assert default != program(shape, 6 - chosen, distribution)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +94,8 @@ def test_a_direction_that_is_drawn_as_one_array_is_the_same(name):
     distribution, params = DISTRIBUTIONS[name], tree((12, 11))
     layout = distribution._layout(params)
     number = jnp.zeros(1, jnp.uint32)
-    alone = sums.sample_one(distribution, KEY, layout)
-    drawn = sums.sample(distribution, KEY, number, layout)
+    alone = storage.sample_one(distribution, KEY, layout)
+    drawn = sample_directions(distribution, KEY, number, layout)
     assert alone.cached is not None and drawn.cached is None
     found, expected = (
         jax.tree.map(lambda x: x[0], u).tree(layout) for u in (alone, drawn)

@@ -56,11 +56,7 @@ def make(name, distribution=HASHED, **kwargs):
 
 
 # Those whose values show the derivative along the gradient exactly.
-EXACT_SLOPES = set(MAKERS) - {
-    "residual_feedback",
-    "majority_vote",
-    "gaussian_process",
-}
+EXACT_SLOPES = set(MAKERS) - {"residual_feedback", "majority_vote", "gaussian_process"}
 
 
 def flat(tree):

@@ -134,10 +134,7 @@ def test_the_noise_of_a_traced_function_is_seen():
     def fun(x):
         shape = jax.ShapeDtypeStruct((), jnp.float32)
         drawn = jax.pure_callback(
-            lambda _: np.float32(draws.normal()),
-            shape,
-            x[0],
-            vmap_method="sequential",
+            lambda _: np.float32(draws.normal()), shape, x[0], vmap_method="sequential"
         )
         return jnp.sum(x) + drawn
 

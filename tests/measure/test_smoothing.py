@@ -84,9 +84,7 @@ def test_the_agreements_are_those_of_the_points():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "distribution",
-    [zo.rademacher(), zo.sphere(), zo.orthonormal()],
-    ids=repr,
+    "distribution", [zo.rademacher(), zo.sphere(), zo.orthonormal()], ids=repr
 )
 def test_a_staircase_needs_the_width_of_a_step(distribution):
     """Short differences are 0 or jumps; a smooth function has no need of long ones."""

@@ -1,13 +1,16 @@
 """Ends of methods: a minimum is one, and what is none is not called so."""
 
+import zlib
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize, rosen
 
 import radazo_jax as zo
 from radazo_jax._src.methods import contract, policy
+from radazo_jax._src.methods.contract import Box
 from radazo_jax._src.methods.ends import Reason, decided, stopped
-from tests.helpers.driver import drive, started
+from tests.helpers.driver import completed, drive, started
 from tests.helpers.tables import slow
 
 UNTUNED = policy.untuned()
@@ -54,6 +57,7 @@ def test_one_function_decides():
     assert decided(1.0, True) == Reason.MINIMUM
     assert decided(1.0, False) == Reason.FLAT
     assert decided(np.inf, True) == Reason.FAILED
+    assert decided(1.0, True, Reason.EQUAL) == Reason.EQUAL
 
 
 METHODS = {
@@ -64,6 +68,21 @@ METHODS = {
     "many": (zo.methods.many(), 0.5),
     "evolution": (zo.methods.evolution(), 0.5),
 }
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("value", "reason"), [(7.0, Reason.FLAT), (np.nan, Reason.FAILED)]
+)
+def test_no_method_calls_a_constant_or_a_failure_a_minimum(name, value, reason):
+    end, _ = completed(METHODS[name][0](started(np.ones(2))), lambda x: value)
+    assert end.reason == reason
+
+
+def test_a_constant_over_a_grid_has_no_minimum():
+    box = Box(np.zeros(2), np.full(2, 9.0))
+    start = started(np.ones(2), box)._replace(step=np.ones(2), round=np.rint)
+    assert completed(UNTUNED(start), lambda x: 7.0)[0].reason == Reason.FLAT
 
 
 @pytest.mark.parametrize("d", [2, 8])
@@ -115,6 +134,18 @@ def test_a_run_from_its_own_minimum_is_short(name, d):
     assert again.count < 300
 
 
+@pytest.mark.parametrize("seed", [0, 11, 17, 18, 35])
+def test_failures_around_a_minimum_do_not_prolong_a_run(seed):
+    fun = bowl(2, seed)
+
+    def fails(x):
+        return zlib.crc32(x.tobytes(), seed) < 0.2 * 2**32
+
+    run = drive(UNTUNED, lambda x: np.nan if fails(x) else fun(x), np.full(2, 0.3))
+    assert fun(run.params) < 3 + 1e-10
+    assert run.reason == Reason.MINIMUM and run.count < 150
+
+
 @pytest.mark.parametrize(
     ("d", "form", "digit"), [(4, ".4g", 1e-3), (8, ".4g", 1e-3), (8, ".2f", 1e-2)]
 )
@@ -139,6 +170,18 @@ def test_sums_in_any_order_are_not_noisy(seed):
     least = np.sum((matrix @ np.linalg.lstsq(matrix, target)[0] - target) ** 2)
     assert run.value <= (1 + 1e-10) * least and run.count < 300
     assert Reason.NOISE not in reasons
+
+
+@pytest.mark.parametrize("d", [3, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_that_only_shows_near_the_minimum_is_noise(d, seed):
+    draw, fun = np.random.default_rng(seed), bowl(d, seed)
+    x = 1 + 100 * draw.normal(size=d)
+    run, reasons = reported(
+        UNTUNED, lambda x: fun(x) + 1e-3 * draw.normal(), x, None, True, 100 * (d + 1)
+    )
+    assert Reason.NOISE in reasons and Reason.STEPS not in reasons
+    assert fun(run.params) - 3 < 5e-3
 
 
 def langermann(x):

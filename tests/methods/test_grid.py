@@ -104,7 +104,7 @@ def test_the_low_point_of_a_model_is_the_lowest_of_its_grid(seed):
     _, matrix, center = rotated(4, 10.0, seed)
     step = np.array([0.5, 0.5, 0.25, 0.0])
     shift, box = center / 4, Box(-np.ones(4), np.ones(4))
-    model = grid.Model(-2 * matrix @ shift, 2 * matrix, box, step)
+    model = grid.GridModel(-2 * matrix @ shift, 2 * matrix, box, step)
     every = [np.arange(-1, 1 + x / 2, x) for x in step[:3]]
     slice_of = [np.array([*x, 0.0]) for x in itertools.product(*every)]
     lowest = min(model.change(model.settled(s, step == 0)) for s in slice_of)

@@ -1,7 +1,5 @@
 """The rules of the paper's relatives: running maximum, projections, votes of signs."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,6 @@ import scipy.optimize
 
 import radazo_jax as zo
 from tests.helpers.moments import PARAMS, assert_close, gradients, run
-from tests.helpers.short_runs import traced
 
 
 def box(tree):
@@ -90,15 +87,6 @@ def test_the_projection_of_a_diagonal_metric_onto_a_box():
         params = optax.apply_updates(params, updates)
         np.testing.assert_allclose(params, solved.x, atol=1e-5)
         assert (abs(target - solved.x) > 0.1).any()
-
-
-def test_psgd_finds_the_minimum_within_a_ball():
-    ball = functools.partial(optax.projections.projection_l2_ball, scale=1.0)
-    optimizer = optax.chain(zo.zo_sgd(0.05), zo.keep_params_in(ball))
-    method = optimizer, zo.central_difference(zo.coordinate(replace=False), 2)
-    center = jnp.array([3.0, 4.0])
-    result = traced(lambda x: jnp.sum((x - center) ** 2), jnp.zeros(2), 300, method)
-    np.testing.assert_allclose(result.params, [0.6, 0.8], atol=1e-3)
 
 
 def test_bad_projections():

@@ -110,10 +110,7 @@ def assert_is_the_formula(distribution, bias_correction):
 
 @pytest.mark.parametrize(
     ("distribution", "bias_correction"),
-    [
-        ("hashed", False),
-        *each_distribution((False, True), fast=(), among=KINDS),
-    ],
+    [("hashed", False), *each_distribution((False, True), fast=(), among=KINDS)],
 )
 def test_is_the_windowed_sum_and_the_factored_moment(distribution, bias_correction):
     assert_is_the_formula(distribution, bias_correction)

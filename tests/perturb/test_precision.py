@@ -27,14 +27,7 @@ def test_eight_bits_round_the_perturbed_matrix_once():
         direction = distribution.sample(key, params)
         u = distribution.materialize(direction, params)
         return [
-            (
-                zo.perturb(product)(
-                    params,
-                    direction,
-                    s,
-                ),
-                product(params + s * u),
-            )
+            (zo.perturb(product)(params, direction, s), product(params + s * u))
             for s in (1e-2, 0.1, 0.5)
         ]
 

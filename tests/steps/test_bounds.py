@@ -8,7 +8,9 @@ import scipy.optimize
 
 import radazo_jax as zo
 from radazo_jax._src.steps import box
-from tests.helpers.short_runs import called
+from tests.helpers import short_runs
+from tests.helpers.short_runs import METHOD, square, traced_square
+from tests.helpers.tables import slow
 
 _PAIRS = [(0, 5), (6, 10)]
 _LOWER, _UPPER = np.transpose(_PAIRS).astype(np.float32)
@@ -29,7 +31,9 @@ def _trained(bounds):
 
 
 def _black_box(bounds):
-    return called(_away, _START, *_METHOD, num_steps=60, bounds=bounds, progress=False)
+    return short_runs.called(
+        _away, _START, *_METHOD, num_steps=60, bounds=bounds, progress=False
+    )
 
 
 def _told(bounds):
@@ -59,7 +63,7 @@ def test_a_tuple_of_tuples_is_read_neither_as_pairs_nor_as_vectors(run):
 
 def test_replay_reads_pairs(tmp_path):
     given = dict(num_steps=2, journal=tmp_path / "run.jsonl", progress=False)
-    result = called(_away, _START, *_METHOD, bounds=_PAIRS, **given)
+    result = short_runs.called(_away, _START, *_METHOD, bounds=_PAIRS, **given)
     state = zo.replay(given["journal"], _START, *_METHOD, bounds=_PAIRS)
     np.testing.assert_array_equal(state.params, result.params)
 
@@ -145,3 +149,62 @@ def test_runs_end_at_the_corner_of_the_box(run):
     """All runs read bounds by one function."""
     bounds = scipy.optimize.Bounds([0, 6], [5, np.inf])
     np.testing.assert_array_equal(run(bounds).params, [5, 6])
+
+
+# --- Starts on, and off, the bounds -----------------------------------------------
+
+
+def asked(start, bounds):
+    """A start of `ask_tell`, whose candidates are evaluated elsewhere."""
+    return zo.ask_tell(start, *METHOD, bounds=bounds)
+
+
+def called(start, bounds):
+    return short_runs.run(start=start, bounds=bounds)
+
+
+def trained(start, bounds):
+    return short_runs.traced(start=start, bounds=bounds)
+
+
+def solved(start, bounds):
+    return zo.solver(traced_square, *METHOD, bounds=bounds).init(start, 0)
+
+
+def minimized(start, bounds):
+    options = {"max_evaluations": 3, "progress": False}
+    return zo.minimize(square, start, bounds=bounds, **options)
+
+
+UP = np.nextafter(np.float32(0.5), np.float32(1))
+
+
+@pytest.mark.parametrize(
+    "call", [called, slow(trained), asked, solved, minimized, zo.ask_tell]
+)
+@pytest.mark.parametrize("value", [0.5, UP])
+def test_a_start_off_a_bound_by_rounding_is_clipped(call, value):
+    start = np.array([value, 0.25, 0.25], np.float32)
+    found = np.asarray(call(start, bounds=(0.0, 0.5)).params)
+    assert np.all(found <= 0.5) and abs(found[0] - 0.5) < 0.1
+
+
+@pytest.mark.parametrize("call", [slow(called), slow(trained), minimized])
+def test_equal_bounds_give_their_point(call):
+    start = np.full(3, 4, np.float32)
+    np.testing.assert_array_equal(call(start, bounds=(4.0, 4.0)).params, start)
+
+
+def test_a_start_in_float64_off_a_bound_by_rounding_is_clipped():
+    start = np.array([0.1 + 0.2, 0.2, 0.2])  # The sum is above 0.3.
+    assert np.all(np.asarray(called(start, (0.0, 0.3)).params) <= 0.3)
+
+
+@pytest.mark.parametrize(("value", "bound"), [(1.75, 1.25), (-3.5, -2.25)])
+def test_a_start_far_off_a_bound_is_named(value, bound):
+    """The array, the element, its value and the bound."""
+    start = {"b": np.zeros(2, np.float32), "w": np.zeros(5, np.float32)}
+    start["w"][3] = value
+    with pytest.raises(ValueError, match="params must") as caught:
+        asked(start, (-2.25, 1.25))
+    assert all(word in str(caught.value) for word in ("w", "3", str(value), str(bound)))

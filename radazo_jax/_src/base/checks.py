@@ -61,6 +61,7 @@ def require_arguments(**needed: Any) -> None:
             raise ValueError(f"{name} must be passed to update, {call}; got None.")
 
 
+@checks_names
 def check_int_at_least(name: str, value: Any, minimum: int) -> int:
     """Checks that an argument is a Python (or NumPy) integer of a minimum size.
 
@@ -81,6 +82,7 @@ def check_int_at_least(name: str, value: Any, minimum: int) -> int:
       ValueError: If the value is less than `minimum`.
 
     Examples:
+      >>> from radazo_jax.checks import check_int_at_least
       >>> check_int_at_least("num_directions", 10, 1)
       10
       >>> check_int_at_least("num_directions", 0, 1)
@@ -102,10 +104,23 @@ def check_int_at_least(name: str, value: Any, minimum: int) -> int:
     return int(value)
 
 
+@checks_names
 def check_positive(name: str, value: Any) -> Any:
     """Checks that an argument is a finite number greater than zero.
 
+    Args:
+      name: Name of the argument in errors.
+      value: The argument: a number, or an array of shape ().
+
+    Returns:
+      The value, as a `float`; as it is if it is only known while a program is traced.
+
+    Raises:
+      TypeError: If the value is not a real number.
+      ValueError: If it is not a scalar, or not in the range.
+
     Examples:
+      >>> from radazo_jax.checks import check_positive
       >>> check_positive("smoothing", 0.0)
       Traceback (most recent call last):
         ...
@@ -160,8 +175,26 @@ def warn_of_size(name: str, value: Any, least: float = 0.0, most: float = 1e20) 
         )
 
 
+@checks_names
 def check_unit_interval(name: str, value: Any) -> Any:
-    """Checks that an argument lies in [0, 1): the decay rate of an average."""
+    """Checks that an argument lies in [0, 1), such as the decay rate of an average.
+
+    Args:
+      name: Name of the argument in errors.
+      value: The argument: a number, or an array of shape ().
+
+    Returns:
+      The value, as a `float`; as it is if it is only known while a program is traced.
+
+    Raises:
+      TypeError: If the value is not a real number.
+      ValueError: If it is not a scalar, or not in the range.
+
+    Examples:
+      >>> from radazo_jax.checks import check_unit_interval
+      >>> check_unit_interval("decay", 0.9)
+      0.9
+    """
     return _check_number(name, value, "a number in [0, 1)", lambda x: 0 <= x < 1)
 
 

@@ -128,8 +128,27 @@ def _advice(name: str, own: list[str]) -> str:
     return places[0] if places else ""
 
 
-def checks_names(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Makes a function say what an argument of another name is called here."""
+def checks_names(function: Callable[_P, _T], /) -> Callable[_P, _T]:
+    """Makes a function say what an argument of another name is called here.
+
+    Args:
+      function: A function with arguments of its own names.
+
+    Returns:
+      The function, which raises a TypeError for the name of another package, or for a
+      misspelled one.
+
+    Examples:
+      >>> from radazo_jax.checks import checks_names
+      >>> @checks_names
+      ... def estimator(num_directions=10):
+      ...     return num_directions
+      >>> estimator(popsize=20)
+      Traceback (most recent call last):
+        ...
+      TypeError: estimator must get arguments by its own names; got popsize.
+      Pass num_directions.
+    """
     own = inspect.signature(function).parameters.keys()
 
     @functools.wraps(function)

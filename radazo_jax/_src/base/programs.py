@@ -60,7 +60,7 @@ def of(
 
     Args:
       function: `function(run, *args)`, of a module: it is compared by identity.
-      run: A tree of arrays, `Traced` functions, and anything else that is compared as
+      run: A tree of arrays, traced functions, and anything else that is compared as
         Python does, or by identity if it has no hash.
       *args: Example arguments of the program.
       donate: The numbers of the arguments whose memory the program reuses.
@@ -97,7 +97,7 @@ def are_disabled() -> bool:
 
 
 @jax.tree_util.register_pytree_node_class
-class Traced:
+class TracedFunction:
     """A function as it was traced, a tree of the arrays that it closes over.
 
     Trees of functions with equal traces have equal structures.
@@ -110,7 +110,7 @@ class Traced:
         return tuple(self._consts), self._trace
 
     @classmethod
-    def tree_unflatten(cls, trace: "_Trace", consts: Any) -> "Traced":
+    def tree_unflatten(cls, trace: "_Trace", consts: Any) -> "TracedFunction":
         return cls(consts, trace)
 
     def __call__(self, *args: Any) -> Any:
@@ -145,7 +145,9 @@ class Traced:
         return self._trace.output.merge(shapes)
 
 
-def traced(fun: Callable[..., Any], *args: Any, shares_numbers: bool = False) -> Traced:
+def trace(
+    fun: Callable[..., Any], *args: Any, shares_numbers: bool = False
+) -> TracedFunction:
     """A function as it is now, for such arguments.
 
     Args:
@@ -174,10 +176,10 @@ def traced(fun: Callable[..., Any], *args: Any, shares_numbers: bool = False) ->
         closed = _with_numbers_as_consts(closed)
     consts = list(map(_owned, closed.consts, closed.jaxpr.constvars))
     if jax.sharding.get_abstract_mesh().empty or trees.is_traced(consts):
-        return Traced(consts, _Trace(closed.jaxpr, output[0], shares_numbers))
+        return TracedFunction(consts, _Trace(closed.jaxpr, output[0], shares_numbers))
     # Equations hold only under the mesh of their trace, and evaluators divide it. So
     # the program traces the function once more, and its arrays are a part of it.
-    return Traced((), _Trace(closed.jaxpr, output[0], fun=fun, consts=consts))
+    return TracedFunction((), _Trace(closed.jaxpr, output[0], fun=fun, consts=consts))
 
 
 class RefError(TypeError):
@@ -386,7 +388,7 @@ class _Reader:
         if isinstance(x, core.ClosedJaxpr):
             return self.jaxpr(x.jaxpr), self.value(x.consts)
         if isinstance(x, jax.Array) and x.is_fully_addressable:
-            return jax.typeof(x), np.asarray(trees.words(x)).tobytes()
+            return jax.typeof(x), np.asarray(trees.key_words(x)).tobytes()
         if isinstance(x, type):
             return type, x
         if type(x).__module__.partition(".")[0] not in _COMPARED:

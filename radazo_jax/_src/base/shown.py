@@ -87,7 +87,7 @@ def count(x: Any) -> str:
     return "1 array" if arrays == 1 else f"{arrays} arrays"
 
 
-def names(found: Sequence[str]) -> str:
+def some_names(found: Sequence[str]) -> str:
     """The first names of several."""
     more = [f"{len(found) - _LEAVES} more"] if len(found) > _LEAVES else []
     return f"[{', '.join([*found[:_LEAVES], *more])}]"

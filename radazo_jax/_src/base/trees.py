@@ -113,14 +113,14 @@ def as_numpy(tree: Any) -> Any:
     return jax.tree.map(of_leaf, tree)
 
 
-def words(x: Any) -> Any:
+def key_words(x: Any) -> Any:
     """The words of a typed key; anything else as it is."""
     is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
     return jax.random.key_data(x) if is_key else x
 
 
-def of_words(x: Any, like: Any) -> Any:
-    """The inverse of `words`, of the kind of another key."""
+def of_key_words(x: Any, like: Any) -> Any:
+    """The inverse of `key_words`, of the kind of another key."""
     is_key = jnp.issubdtype(jnp.result_type(like), jax.dtypes.prng_key)
     return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like)) if is_key else x
 
@@ -185,7 +185,7 @@ def size(tree: Any) -> int:
     return sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree))
 
 
-def copy(tree: Any) -> Any:
+def copies(tree: Any) -> Any:
     """A tree of copies; abstract arrays are as they are."""
 
     def of_leaf(x: Any) -> Any:
@@ -194,12 +194,12 @@ def copy(tree: Any) -> Any:
         if is_traced(x) or not isinstance(x, jax.Array) or not x.is_fully_addressable:
             return jnp.array(x)
         # Other copies are compiled, once for each shape.
-        return of_words(jax.device_put(words(x), may_alias=False), x)
+        return of_key_words(jax.device_put(key_words(x), may_alias=False), x)
 
     return jax.tree.map(of_leaf, tree)
 
 
-def number(value: float, dtype: jax.typing.DTypeLike) -> jax.Array:
+def as_scalar(value: float, dtype: jax.typing.DTypeLike) -> jax.Array:
     """A known number as an array of shape (), which no program has to make."""
     return jax.device_put(np.asarray(value, dtype))
 

@@ -29,8 +29,8 @@ def barrier(tree: Any) -> Any:
 
     JAX's takes a key for used up by each primitive that it does not know.
     """
-    held = lax.optimization_barrier(jax.tree.map(trees.words, tree))
-    return jax.tree.map(trees.of_words, held, tree)
+    held = lax.optimization_barrier(jax.tree.map(trees.key_words, tree))
+    return jax.tree.map(trees.of_key_words, held, tree)
 
 
 def tie_on_tpu(tree: Any, *after: jax.Array) -> Any:

@@ -45,7 +45,7 @@ def empty(size: int) -> QueryBuffer:
     )
 
 
-def wide(x: Any) -> jax.Array:
+def as_wide(x: Any) -> jax.Array:
     """An array of at least float32."""
     x = jnp.asarray(x)
     return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
@@ -53,17 +53,18 @@ def wide(x: Any) -> jax.Array:
 
 def wide_zeros(tree: Any) -> Any:
     """Zeros like the leaves, of at least float32."""
-    return jax.tree.map(lambda x: jnp.zeros_like(wide(x)), tree)
+    return jax.tree.map(lambda x: jnp.zeros_like(as_wide(x)), tree)
 
 
-def widest(tree: Any) -> Any:
-    """The widest dtype of the leaves, but at least float32."""
-    dtypes = [wide(x).dtype for x in jax.tree.leaves(tree)]
-    return max(dtypes, key=lambda x: x.itemsize, default=jnp.dtype(jnp.float32))
+def none(shape: tuple[int, ...], like: optax.Params) -> jax.Array:
+    """Returns unknown values: the largest number, because NaN is a failed value.
 
-
-def none(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Values that are not known yet: the largest number, for those who look for NaN."""
+    Args:
+      shape: The shape of the values.
+      like: A tree, in whose widest dtype they are, but at least in float32.
+    """
+    dtypes = [as_wide(x).dtype for x in jax.tree.leaves(like)]
+    dtype = max(dtypes, key=lambda x: x.itemsize, default=jnp.dtype(jnp.float32))
     return jnp.full(shape, jnp.finfo(dtype).max, dtype)
 
 
@@ -72,7 +73,7 @@ def known(values: jax.Array) -> jax.Array:
     return jnp.where(values == jnp.finfo(values.dtype).max, jnp.nan, values)
 
 
-def mean_of_finite(values: jax.Array) -> jax.Array:
+def finite_mean(values: jax.Array) -> jax.Array:
     """The mean of the values that are finite; NaN without any."""
     return jnp.mean(values, where=jnp.isfinite(values))
 
@@ -87,7 +88,7 @@ def along_tree(
     above, below = values.along[0]
     slope = (above - below) / (2 * smoothing)
     return estimators.Estimate(
-        mean_of_finite(values.along),
+        finite_mean(values.along),
         slope=slope**2,
         num_values=jnp.where(jnp.isfinite(slope), 2, 0).astype(jnp.int32),
         gradient=points.of_tree(tree).scaled(slope),

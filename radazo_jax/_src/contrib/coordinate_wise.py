@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax import distributions, estimators
-from radazo_jax._src.base import checks
+from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
 from radazo_jax.random import Positions
 
@@ -50,7 +49,7 @@ class CoordinateWise(estimators.GradientEstimator):
 
     def init(self, params: optax.Params) -> CoordinateWiseState:
         dimension = sum(p.size for p in jax.tree.leaves(params))
-        return CoordinateWiseState(_memory.none((dimension,), jnp.float32))
+        return CoordinateWiseState(_memory.none((dimension,), jnp.float32(0)))
 
     def points(
         self, draw: estimators.Draw, params: optax.Params, state: Any
@@ -89,7 +88,7 @@ class CoordinateWise(estimators.GradientEstimator):
         zeros = jnp.zeros(points.layout.dimension, coefficients.dtype)
         flat = zeros.at[chosen].add(coefficients)
         estimate = estimators.Estimate(
-            _memory.mean_of_finite(moved),
+            _memory.finite_mean(moved),
             slope=jnp.sum(coefficients * slopes),
             num_values=2 * used,
             gradient=points.of_flat(flat, params),

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax import distributions, estimators
-from radazo_jax._src.base import checks
+from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
 from radazo_jax._src.contrib._memory import updated_if_usable
 
@@ -72,7 +71,7 @@ class GaussianProcess(estimators.AlongDirections):
             )
         return GaussianProcessState(
             jnp.zeros((self.memory_size, dimension), jnp.float32),
-            _memory.none((self.memory_size,), _memory.widest(params)),
+            _memory.none((self.memory_size,), params),
         )
 
     def reduce(
@@ -89,7 +88,7 @@ class GaussianProcess(estimators.AlongDirections):
         ys = _memory.known(stored)
         used = jnp.isfinite(ys)
         away = jnp.where(used[:, None], xs - asked[:1], 0)
-        centered = jnp.where(used, ys - _memory.mean_of_finite(ys), 0)
+        centered = jnp.where(used, ys - _memory.finite_mean(ys), 0)
         # In units of a power of two, by which nothing is rounded.
         unit = jnp.ldexp(jnp.ones_like(ys[0]), jnp.frexp(jnp.max(abs(centered)))[1])
         centered = (centered / unit).astype(jnp.float32)
@@ -105,7 +104,7 @@ class GaussianProcess(estimators.AlongDirections):
         gradient = jnp.where(new > 0, gradient, jnp.nan)
         estimate = estimators.Estimate(
             jnp.where(
-                jnp.isfinite(values.base), values.base, _memory.mean_of_finite(added)
+                jnp.isfinite(values.base), values.base, _memory.finite_mean(added)
             ),
             slope=jnp.sum(gradient**2).astype(added.dtype),
             num_values=new,

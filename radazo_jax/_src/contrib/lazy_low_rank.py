@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax import estimators
-from radazo_jax._src.base import checks
+from radazo_jax import checks, estimators
 from radazo_jax._src.contrib._memory import along_tree
 
 

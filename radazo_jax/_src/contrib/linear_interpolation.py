@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax import distributions, estimators
-from radazo_jax._src.base import checks
+from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
 from radazo_jax._src.contrib._memory import QueryBuffer, updated_if_usable
 
@@ -22,7 +21,9 @@ _RIDGE = 1e-4
 _NEAREST = 0.1
 
 
-def interpolated(among: jax.Array, slopes: jax.Array, used: jax.Array) -> jax.Array:
+def shortest_interpolant(
+    among: jax.Array, slopes: jax.Array, used: jax.Array
+) -> jax.Array:
     """The c of the shortest g = Σₖ cₖ aₖ with ⟨g, aₖ⟩ = slopesₖ.
 
     If the slopes belong to a linear function, g is the projection of its gradient
@@ -78,7 +79,7 @@ class LinearInterpolation(estimators.AlongDirections):
         return LinearInterpolationState(
             _memory.empty(before * size),
             jax.tree.map(lambda p: jnp.stack([jnp.zeros_like(p)] * before), params),
-            _memory.none((before, size + 1), _memory.widest(params)),
+            _memory.none((before, size + 1), params),
         )
 
     def reduce(
@@ -93,7 +94,9 @@ class LinearInterpolation(estimators.AlongDirections):
         base, moved = values
         past = state.buffer.directions(self.distribution)
         away = jax.tree.map(
-            lambda old, p: _memory.wide(old) - _memory.wide(p)[None], state.past, params
+            lambda old, p: _memory.as_wide(old) - _memory.as_wide(p)[None],
+            state.past,
+            params,
         )
         among = estimators.gram([points.directions, past], points.layout, [away])
         matrix = jnp.asarray(rows, base.dtype)
@@ -110,7 +113,7 @@ class LinearInterpolation(estimators.AlongDirections):
         near = (squares >= closest) & (squares <= self.radius**2)
         used = jnp.isfinite(changes) & (near | (jnp.arange(len(rows)) < size))
         changes = jnp.where(used, changes, 0)
-        coefficients = interpolated(among, changes, used)
+        coefficients = shortest_interpolant(among, changes, used)
         new = jnp.sum(used[:size], dtype=jnp.int32)
         coefficients = jnp.where(new > 0, coefficients, jnp.nan)
         each = jnp.matmul(matrix.T, coefficients, precision=exact)

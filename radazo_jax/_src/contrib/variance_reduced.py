@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax import distributions, estimators
-from radazo_jax._src.base import checks
+from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
 from radazo_jax._src.contrib._memory import updated_if_usable
 
@@ -50,7 +49,7 @@ class VarianceReduced(estimators.AlongDirections):
         self, draw: estimators.Draw, params: optax.Params, state: VarianceReducedState
     ) -> tuple[estimators.Points, Any]:
         away = jax.tree.map(
-            lambda a, p: _memory.wide(a) - _memory.wide(p),
+            lambda a, p: _memory.as_wide(a) - _memory.as_wide(p),
             _anchor_of(params, state),
             params,
         )

@@ -163,7 +163,7 @@ class Distribution(Configuration, abc.ABC):
           The direction, number 0 under the key.
         """
         layout = self._layout(params)
-        return sample(self, keys.as_key(key), jnp.uint32(0), layout)
+        return sample_direction(self, keys.as_key(key), jnp.uint32(0), layout)
 
     def materialize(self, direction: Direction, params: optax.Params) -> optax.Params:
         """Computes all elements of `direction`.
@@ -214,7 +214,7 @@ class UnitNorm(Distribution):
         return float(dimension)
 
 
-def sample(
+def sample_direction(
     distribution: Distribution, key: jax.Array, number: jax.Array, layout: Layout
 ) -> Direction:
     """The direction of this number under a key, which is typed.
@@ -225,6 +225,31 @@ def sample(
     if distribution.normalized:
         scale = norm.inverse_norm(distribution, key, number, layout)
     return Direction(key, number, scale, distribution)
+
+
+def sample_directions(
+    distribution: Distribution,
+    key: jax.Array,
+    numbers: jax.typing.ArrayLike,
+    layout: Layout,
+) -> Direction:
+    """The directions of these numbers under a key, stacked.
+
+    Args:
+      distribution: The distribution.
+      key: A typed key, shape (). Direction k has the key `fold_in(key, k)`, unless the
+        distribution is `sequential`.
+      numbers: uint32, [K].
+      layout: The layout of the parameters.
+    """
+
+    def one(number: jax.Array) -> Direction:
+        own = key if distribution.sequential else generator.fold_in(key, number)
+        return sample_direction(distribution, own, number, layout)
+
+    # In turn if all elements of each are drawn, to find its norm.
+    numbers = jnp.asarray(numbers)
+    return lax.map(one, numbers) if distribution.normalized else jax.vmap(one)(numbers)
 
 
 def lazy(
@@ -267,7 +292,7 @@ def lazy(
     return distribution._joined(leaf, drawn)
 
 
-def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
+def values_of_leaf(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
     """All elements of a leaf before they are scaled: float32."""
 
     def element_by_element(direction: Direction) -> jax.Array:
@@ -275,7 +300,9 @@ def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
 
     def together(direction: Direction) -> jax.Array:
         key, number = direction.key[None], direction.number[None]
-        [held] = stored(direction.distribution, key, number, (leaf,), dimension)
+        [held] = stored_elements(
+            direction.distribution, key, number, (leaf,), dimension
+        )
         values: jax.Array = jax.tree.map(lambda x: x[0], held).values()
         return values
 
@@ -285,7 +312,7 @@ def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
     return lax.platform_dependent(direction, cpu=together, default=element_by_element)
 
 
-def stored(
+def stored_elements(
     distribution: Distribution,
     keys: jax.Array,
     numbers: jax.Array,
@@ -348,7 +375,7 @@ def elements(direction: Direction, layout: Layout) -> list[jax.Array]:
     if direction.cached is not None:
         return [direction.scale * stored.values() for stored in direction.cached]
     return [
-        direction.scale * whole(direction, leaf, layout.dimension)
+        direction.scale * values_of_leaf(direction, leaf, layout.dimension)
         for leaf in layout.leaves
     ]
 
@@ -359,7 +386,7 @@ def rows(directions: Direction, layout: Layout, i: int) -> jax.Array:
     if directions.cached is not None:
         us = jax.vmap(lambda held: held.values())(directions.cached[i])
     else:
-        us = jax.vmap(lambda u: whole(u, leaf, layout.dimension))(directions)
+        us = jax.vmap(lambda u: values_of_leaf(u, leaf, layout.dimension))(directions)
     return directions.scale[:, None] * us.reshape(len(directions.scale), -1)
 
 
@@ -399,7 +426,7 @@ def _drawn_once(
     found: dict[Part, jax.Array] = {}
     for group, together in zip(groups, drawn, strict=True):
         shapes = [part.shape for part in group]
-        split = jax.vmap(functools.partial(generator.split, shapes=shapes))
+        split = jax.vmap(functools.partial(generator.split_flat, shapes=shapes))
         alone = len(group) == 1
         arrays = split(together) if alone else xla.compute_once(split, together)
         found |= zip(group, arrays, strict=True)

@@ -176,7 +176,7 @@ def concatenate(parts: Sequence[Positions]) -> Positions:
     )
 
 
-def split(drawn: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
+def split_flat(drawn: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
     """Splits a draw into parts of these shapes."""
     if len(shapes) == 1:
         return [drawn]

@@ -1,4 +1,4 @@
-"""Directions: sampled, stored if that pays, and their weighted sums."""
+"""Weighted sums of directions, and their inner products."""
 
 import dataclasses
 import functools
@@ -17,108 +17,21 @@ from radazo_jax._src.base import trees
 from radazo_jax._src.base.names import checks_names
 from radazo_jax._src.base.trees import STATIC, widest
 from radazo_jax._src.base.xla import barrier, on_any_mesh, specs_of
-from radazo_jax._src.directions import distribution as distribution_module
-from radazo_jax._src.directions import generator, norm
-from radazo_jax._src.directions.distribution import Direction, Distribution, rows
+from radazo_jax._src.directions import generator, storage
+from radazo_jax._src.directions.distribution import (
+    Direction,
+    lazy,
+    rows,
+    values_of_leaf,
+)
 from radazo_jax._src.directions.elements import (
     DenseElements,
     Elements,
     LazyElements,
     LowRankFactors,
 )
-from radazo_jax._src.directions.layout import Layout, Leaf, Part
-
-# Up to this many directions taken in turn, the gradient is one expression, which
-# fuses into whatever consumes it; beyond, a loop with one accumulator.
-_MAX_UNROLLED = 8
-
-# Directions that are alive together are kept from the evaluations to the gradient up
-# to this many elements (64 MiB); beyond, they are drawn again.
-_MAX_KEPT = 2**24
-
-# Directions taken in turn are kept up to this many words (4 MiB), if that is chosen.
-_MAX_KEPT_IN_TURN = 2**20
-
-# Directions that take at most this fraction of the parameters are stored for the
-# gradient, and from the evaluations on if they are all alive then.
-_CACHED_SHARE = 8
-
-
-def sample(
-    distribution: Distribution,
-    key: jax.Array,
-    numbers: jax.typing.ArrayLike,
-    layout: Layout,
-) -> Direction:
-    """The directions of these numbers under a key, stacked.
-
-    Args:
-      distribution: The distribution.
-      key: A typed key, shape (). Direction k has the key `fold_in(key, k)`, unless the
-        distribution is `sequential`.
-      numbers: uint32, [K].
-      layout: The layout of the parameters.
-    """
-
-    def one(number: jax.Array) -> Direction:
-        own = key if distribution.sequential else generator.fold_in(key, number)
-        return distribution_module.sample(distribution, own, number, layout)
-
-    # In turn if all elements of each are drawn, to find its norm.
-    numbers = jnp.asarray(numbers)
-    return lax.map(one, numbers) if distribution.normalized else jax.vmap(one)(numbers)
-
-
-def sample_one(distribution: Distribution, key: jax.Array, layout: Layout) -> Direction:
-    """Direction 0 under a key, stacked, with its elements unless they are many."""
-    number = jnp.zeros(1, jnp.uint32)
-    if layout.dimension > _MAX_KEPT:
-        return cache(sample(distribution, key, number, layout), layout, True)
-    own = key if distribution.sequential else generator.fold_in(key, number[0])
-    scale = jnp.ones(1, jnp.float32)
-    return _keep(Direction(own[None], number, scale, distribution), layout)
-
-
-def cache(directions: Direction, layout: Layout, at_once: bool) -> Direction:
-    """The same directions, with their elements stored if that pays.
-
-    Args:
-      directions: Directions, stacked.
-      layout: The layout of the parameters.
-      at_once: Whether they are all alive at the same time anyway.
-    """
-    if directions.cached is not None:
-        return directions
-    stored, few = _stored(directions, layout)
-    # In turn, the elements of the others would be alive during every evaluation.
-    few = few and (at_once or len(directions.scale) == 1)
-    if few or (at_once and stored <= _MAX_KEPT):
-        return _keep(directions, layout)
-    return directions
-
-
-def are_few(directions: Direction, layout: Layout) -> bool:
-    """Whether a direction has few numbers, as factors of matrices do."""
-    one = _num_random(directions.distribution, layout)
-    return one * _CACHED_SHARE <= layout.dimension
-
-
-def cache_in_turn(directions: Direction, layout: Layout) -> Direction:
-    """The same directions, with their elements stored if they take little memory."""
-    words = len(directions.scale) * _num_random(directions.distribution, layout)
-    packing = directions.distribution._packing(layout.dimension)
-    if packing is not None and packing.width == 1:
-        words //= 32
-    few = directions.cached is None and words <= _MAX_KEPT_IN_TURN
-    return _keep(directions, layout) if few else directions
-
-
-def with_elements(direction: Direction, layout: Layout) -> Direction:
-    """A single direction with its elements."""
-    if direction.cached is not None:
-        return direction
-    stacked = jax.tree.map(lambda x: x[None], direction)
-    return jax.tree.map(lambda x: x[0], _keep(stacked, layout))
+from radazo_jax._src.directions.layout import Layout, Leaf
+from radazo_jax._src.directions.storage import Use
 
 
 def combine(
@@ -187,16 +100,13 @@ def _sums(
     # has drawn these before, and keep them through the evaluations.
     coefficients, directions = barrier((coefficients, directions))
     size = len(coefficients)
-    stored, few = _stored(directions, layout)
-    # The loops below have accumulators of the size of the parameters.
-    in_a_loop = size > _MAX_UNROLLED
-    if few or (in_a_loop and stored <= layout.dimension):
-        return _sums(coefficients, _keep(directions, layout), layout)
+    if storage.are_stored(directions, layout, Use.SUMMED):
+        return _sums(coefficients, storage.store(directions, layout), layout)
 
     def of_leaf(leaf: Leaf) -> jax.Array:
         if size == 1:
             direction = jax.tree.map(lambda x: x[0], directions)
-            u = distribution_module.whole(direction, leaf, layout.dimension)
+            u = values_of_leaf(direction, leaf, layout.dimension)
             return coefficients[0] * (direction.scale * u).astype(coefficients.dtype)
         at_once, in_turn = (
             functools.partial(way, leaf=leaf, dimension=layout.dimension)
@@ -252,7 +162,7 @@ def _sum_in_turn(
     def add(k: Any, gradient: jax.Array) -> jax.Array:
         return gradient + term(k)
 
-    if size > _MAX_UNROLLED:
+    if size > storage.MAX_UNROLLED:
         # A loop for each: an optimizer may have used one before the next is made.
         return lax.fori_loop(1, size, add, term(0))
     return functools.reduce(lambda g, k: add(k, g), range(1, size), term(0))
@@ -263,62 +173,10 @@ def _one_by_one(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
 
     The words of all K directions would be stored.
     """
-    u = distribution_module.lazy(direction, leaf, dimension)
+    u = lazy(direction, leaf, dimension)
     if isinstance(u, LazyElements):
         u = dataclasses.replace(u, order=None)
     return direction.scale * u.values()
-
-
-def _stored(directions: Direction, layout: Layout) -> tuple[int, bool]:
-    """The number of stored numbers of the directions, and whether they are few."""
-    one = _num_random(directions.distribution, layout)
-    stored = len(directions.scale) * one
-    return stored, stored * _CACHED_SHARE <= layout.dimension
-
-
-def _num_random(distribution: Distribution, layout: Layout) -> int:
-    """The number of random numbers of a direction."""
-    return sum(distribution_module.num_random(distribution, x) for x in layout.leaves)
-
-
-def _keep(directions: Direction, layout: Layout) -> Direction:
-    """The same directions with their elements, each number drawn once."""
-    distribution, scale = directions.distribution, directions.scale
-    # Several would be stored once more, when they are cut into leaves.
-    at_once = len(scale) == 1 and _are_one(distribution, layout)
-    leaves = layout.leaves
-    if at_once:
-        leaves = (Leaf((layout.dimension,), 0, "", None),)
-    stored = distribution_module.stored(
-        *(distribution, directions.key, directions.number),
-        *(leaves, layout.dimension),
-    )
-    if distribution.normalized:
-        # The norm of what is stored, so that nothing is drawn twice.
-        scale = jax.vmap(functools.partial(norm.inverse_norm_of, distribution))(stored)
-    if at_once:
-        flat = jax.vmap(lambda elements: elements.values())(stored[0])
-        parts = generator.split(flat[0], [leaf.shape for leaf in layout.leaves])
-        stored = tuple(DenseElements(part[None]) for part in parts)
-    return dataclasses.replace(directions, cached=stored, scale=scale)
-
-
-def _are_one(distribution: Distribution, layout: Layout) -> bool:
-    """Whether all leaves of a direction are drawn as one array, and cut.
-
-    Such a program compiles in a fraction of the time. Accelerators would copy what is
-    cut, and one array would not be sharded as the leaves are.
-    """
-    return (
-        jax.default_backend() == "cpu"
-        and jax.sharding.get_abstract_mesh().empty
-        and len(layout.leaves) > 1
-        and layout.dimension <= _MAX_KEPT
-        and all(
-            distribution._parts(leaf) == [Part(leaf.shape, leaf.offset)]
-            for leaf in layout.leaves
-        )
-    )
 
 
 # Number of elements in a block: 64 MiB of float32.
@@ -439,9 +297,7 @@ def combine_block(
     words = packing is not None and packing.width == 1
 
     def draw(direction: Direction) -> Elements:
-        drawn = distribution_module.lazy(
-            direction, leaf, dimension, block.indices, stored=words
-        )
+        drawn = lazy(direction, leaf, dimension, block.indices, stored=words)
         if not isinstance(drawn, LowRankFactors):
             drawn = DenseElements(drawn.values())
         return jax.tree.map(lambda x: x.astype(dtype), drawn)

@@ -6,7 +6,7 @@ import inspect
 import math
 import reprlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, NoReturn
@@ -14,13 +14,14 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 import optax
 
 from radazo_jax._src.base import checks
 from radazo_jax._src.base.names import checks_names
 from radazo_jax._src.estimates import pools
-from radazo_jax._src.estimates.contracts import Evaluator, Points, Values
-from radazo_jax._src.estimates.pools import Failed, copy, failed
+from radazo_jax._src.estimates.contracts import Evaluator, Points
+from radazo_jax._src.estimates.pools import Output, failed
 
 
 class Mistake(TypeError):
@@ -44,7 +45,7 @@ class Outcome(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class External(Evaluator):
-    """See `external`."""
+    """The evaluator that `external` makes."""
 
     _constructor = "external"
     compiled = False
@@ -85,11 +86,11 @@ class External(Evaluator):
     @contextmanager
     def open(
         self,
-        fun: Callable[[optax.Params], Any],
+        fun: Callable[[optax.Params], object],
         *,
         vector_valued: bool = False,
         residuals: bool = False,
-        context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        context: Callable[[], AbstractContextManager[object]] = nullcontext,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Iterator["Calls"]:
         """Opens what evaluates points; workers that it started end with it.
@@ -101,16 +102,15 @@ class External(Evaluator):
           context: Makes the context of calls in this thread.
           interrupted: Asked now and then whether to stop.
         """
-        read: Callable[[Any], Reply] = _read_residuals
-        if not residuals:
-            read = functools.partial(_read, vector_valued=vector_valued)
+        read = functools.partial(
+            _read, vector_valued=vector_valued, residuals=residuals
+        )
         if self.workers is None and self.executor is None:
-            call = functools.partial(_called, fun, context)
-            yield Calls(self, read, interrupted, call=call)
+            yield Calls(self, read, functools.partial(_here, fun, context), interrupted)
             return
         pool = pools.Pool(fun, self.workers, self.executor, self.timeout, interrupted)
         try:
-            yield Calls(self, read, interrupted, pool=pool)
+            yield Calls(self, read, pool.run, interrupted)
         finally:
             pool.close()
 
@@ -119,11 +119,11 @@ class External(Evaluator):
 
     def evaluate(
         self,
-        fun: Callable[[optax.Params], Any],
+        fun: Callable[[optax.Params], object],
         params: optax.Params,
         points: Points,
         has_aux: bool,
-    ) -> tuple[Values, Any]:
+    ) -> NoReturn:
         raise TypeError(
             f"fun must be evaluated outside of compiled programs by {self!r}; got a "
             "call within one. Pass it to train."
@@ -177,7 +177,7 @@ def external(
 
 
 class Calls:
-    """Evaluates points by calls of one function.
+    """Calls of one function, which evaluate points.
 
     Attributes:
       works: Whether the function is known to do more than fail by mistakes.
@@ -186,38 +186,35 @@ class Calls:
     def __init__(
         self,
         evaluator: External,
-        read: Callable[[Any], "Reply"],
+        read: Callable[[object], Output],
+        run: pools.Runner,
         interrupted: Callable[[], bool],
-        call: Callable[[Any], Any] | None = None,
-        pool: pools.Pool | None = None,
     ):
         """Describes the calls.
 
         Args:
           evaluator: The evaluator.
           read: Reads what the function returned for a point.
+          run: Calls the function at points, as `Pool.run`.
           interrupted: Asked before each call whether to stop.
-          call: Calls the function at a point in this thread.
-          pool: The executor or the workers; `None` if points are evaluated in turn.
         """
-        self._evaluator, self._read, self._interrupted = evaluator, read, interrupted
-        self._call, self._pool = call, pool
+        self._evaluator, self._read = evaluator, read
+        self._run, self._interrupted = run, interrupted
         self.works = False
 
     def each(
         self,
         count: int,
-        one: Callable[[int], Any],
-        together: Callable[[], Any],
-        arrived: Callable[[int, "Reply"], object],
+        points: Callable[[int | slice], optax.Params],
+        arrived: Callable[[int, Output], object],
     ) -> bool:
-        """Evaluates points, and passes each reply on when it arrives.
+        """Evaluates points, and passes each output on when it arrives.
 
         Args:
           count: The number of points, n.
-          one: `one(i)` makes a point, which the function may write to.
-          together: Makes all points, [n, …], for `batched` functions.
-          arrived: `arrived(i, reply)`, called in this thread once a point has a value
+          points: `points(i)` makes a point, which the function may write to, and
+            `points(slice(None))` all of them, [n, …], for `batched` functions.
+          arrived: `arrived(i, output)`, called in this thread once a point has a value
             or has failed for the last time. If it returns True, no further point is
             begun; those that run are waited for.
 
@@ -229,109 +226,59 @@ class Calls:
             points by errors that do not depend on them. The first point is enough if
             points are evaluated in turn. Nothing has arrived then.
         """
-        held: list[tuple[int, Reply]] = []
+        held: list[tuple[int, Output]] = []
+        in_turn, ends = self._evaluator.in_turn, False
 
-        def passed(i: int, reply: Reply) -> bool:
-            held.append((i, reply))
-            self.works = self.works or reply.mistake is None
-            if not self.works:
-                return self._evaluator.in_turn
-            ends = [arrived(*each) for each in held]
-            held.clear()
-            return any(ends)
+        def passed(i: int, output: Output) -> bool:
+            nonlocal ends
+            held.append((i, output))
+            self.works = self.works or output.mistake is None
+            if self.works:
+                found = [arrived(*each) for each in held]
+                ends = any(found) or ends
+                held.clear()
+            return ends or (in_turn and not self.works)
 
-        if self._evaluator.batched:
-            completes = self._batch(count, together, passed)
-        elif self._call is not None:
-            completes = self._in_turn(count, one, self._call, passed)
-        else:
-            completes = self._on_pool(count, one, passed)
-        if held and completes:
-            _raise_mistake(one(0), [reply for _, reply in held])
-        return completes
-
-    def _in_turn(
-        self,
-        count: int,
-        one: Callable[[int], Any],
-        call: Callable[[Any], Any],
-        passed: Callable[[int, "Reply"], bool],
-    ) -> bool:
-        """`each` in this thread."""
-        for i in range(count):
-            begun = time.perf_counter()
-            for _ in range(1 + self._evaluator.retries):
-                if self._interrupted():
-                    return False
-                reply = self._read(call(one(i)))
-                if not reply.problem:
-                    break
-            if passed(i, Reply(*reply[:-1], time.perf_counter() - begun)):
+        everything = list(range(count))
+        for group in [[i] for i in everything] if in_turn else [everything]:
+            if not self._group(group, points, passed):
+                return False
+            if ends or (in_turn and held):
                 break
+        if held:
+            _raise_mistake(points(0), [output for _, output in held])
         return True
 
-    def _batch(
+    def _group(
         self,
-        count: int,
-        together: Callable[[], Any],
-        passed: Callable[[int, "Reply"], bool],
+        group: Sequence[int],
+        points: Callable[[int | slice], optax.Params],
+        passed: Callable[[int, Output], bool],
     ) -> bool:
-        """`each` of a function that takes all points at once."""
-        begun, found = time.perf_counter(), []
+        """Evaluates points together, and those that failed again."""
+        begun, ends = time.perf_counter(), False
+        batched, retries = self._evaluator.batched, self._evaluator.retries
+        left = list(group)
 
-        def whole(i: int, result: Any, seconds: float) -> bool:
-            del i, seconds
-            found.append(result)
-            return False
-
-        for _ in range(1 + self._evaluator.retries):
-            if self._interrupted():
-                return False
-            if self._call is not None:
-                found.append(self._call(together()))
-            elif self._pool is None or not self._pool.run([together()], whole):
-                return False
-            replies = [self._read(part) for part in _split(found[-1], count)]
-            if not any(reply.problem for reply in replies):
-                break
-        seconds = (time.perf_counter() - begun) / count
-        for i, reply in enumerate(replies):
-            passed(i, reply._replace(seconds=seconds))
-        return True
-
-    def _on_pool(
-        self,
-        count: int,
-        one: Callable[[int], Any],
-        passed: Callable[[int, "Reply"], bool],
-    ) -> bool:
-        """`each` on an executor."""
-        assert self._pool is not None
-        left, ends = list(range(count)), False
-        for attempt in range(1 + self._evaluator.retries):
-            which, left = left, []
-            is_last = attempt == self._evaluator.retries
-
-            def arrived(
-                j: int,
-                result: Any,
-                seconds: float,
-                which: list[int] = which,
-                left: list[int] = left,
-                is_last: bool = is_last,
-            ) -> bool:
-                nonlocal ends
-                reply = self._read(result)._replace(seconds=seconds)
-                if reply.problem and not is_last:
-                    left.append(which[j])
-                else:
-                    ends = passed(which[j], reply) or ends
+        def returned(j: int, result: object) -> bool:
+            nonlocal ends
+            which = group if batched else group[j : j + 1]
+            results = _split(result, len(which)) if batched else [result]
+            outputs = list(map(self._read, results))
+            if retries and any(output.problem for output in outputs):
+                left.extend(which)
                 return ends
+            seconds = (time.perf_counter() - begun) / len(which)
+            for i, output in zip(which, outputs, strict=True):
+                ends = passed(i, output._replace(seconds=seconds)) or ends
+            return ends
 
-            if not self._pool.run([one(i) for i in which], arrived):
+        while left and not ends:
+            group, left = left, []
+            made = [points(slice(None))] if batched else [points(i) for i in group]
+            if self._interrupted() or not self._run(made, returned):
                 return False
-            if ends or not left:
-                break
+            retries -= 1
         return True
 
     def evaluate(
@@ -352,64 +299,46 @@ class Calls:
           Mistake: As `each`.
         """
         leaves = jax.tree.leaves(candidates)
-        keys: list[Any] = list(range(len(leaves[0])))
+        keys: list[object] = list(range(len(leaves[0])))
         if distinct and not self._evaluator.batched:
             keys = [tuple(leaf[i].tobytes() for leaf in leaves) for i in keys]
         places = {key: i for i, key in reversed(list(enumerate(keys)))}
-        which, replies = sorted(places.values()), {}
+        which = np.array(sorted(places.values()))
+        found: dict[int, Output] = {}
         if not self.each(
             len(which),
             lambda j: jax.tree.map(lambda x: np.array(x[which[j]]), candidates),
-            lambda: copy(candidates),
-            lambda j, reply: replies.update({which[j]: reply}),
+            lambda j, output: found.update({which[j]: output}),
         ):
             return None
-        return _outcome([replies[places[key]] for key in keys])
+        return _outcome([found[places[key]] for key in keys])
 
 
-def _called(
-    fun: Callable[[optax.Params], Any],
-    context: Callable[[], AbstractContextManager[Any]],
-    point: Any,
-) -> Any:
-    """Calls a function at a point, within a context, which is the caller's."""
+def _here(
+    fun: Callable[[optax.Params], object],
+    context: Callable[[], AbstractContextManager[object]],
+    points: Sequence[optax.Params],
+    returned: Callable[[int, object], bool],
+) -> bool:
+    """Calls a function at a point in this thread, within a context of the caller's."""
+    (point,) = points
     try:
         with context():
-            return fun(point)
+            result = fun(point)
     except (Exception, SystemExit) as error:
-        return failed(error)
+        result = failed(error)
+    returned(0, result)
+    return True
 
 
-class Reply(NamedTuple):
-    """The reply of a function at a point.
-
-    Attributes:
-      value: The value or values.
-      info: The other result of the function.
-      problem: A text if the point failed.
-      mistake: The error if the function is wrong, and not the point.
-      raised: Whether the function returned nothing.
-      dtype: The name of the dtype of the value if it is narrower than float64.
-      seconds: Duration, from the submission to an executor.
-    """
-
-    value: Any
-    info: Any
-    problem: str
-    mistake: BaseException | None = None
-    raised: bool = False
-    dtype: str = ""
-    seconds: float = 0.0
-
-
-def _raise_mistake(params: Any, replies: "list[Reply]") -> NoReturn:
+def _raise_mistake(params: optax.Params, outputs: Sequence[Output]) -> NoReturn:
     """Raises the error of a function that has failed at all points by mistakes.
 
     Args:
       params: A point.
-      replies: The replies.
+      outputs: The outputs at all points.
     """
-    n, problem = len(replies), replies[0].problem.removeprefix("returned ")
+    n, problem = len(outputs), outputs[0].problem.removeprefix("returned ")
     where = f"all of the first {n} points" if n > 1 else "the first point"
     advice = ""
     if isinstance(params, list):
@@ -426,96 +355,88 @@ def _raise_mistake(params: Any, replies: "list[Reply]") -> NoReturn:
     raise Mistake(
         f"fun must return a number at {where}; got {problem.rstrip('.')}.{advice} "
         "Correct fun: this error is a mistake in it, which ends the run."
-    ) from replies[0].mistake
+    ) from outputs[0].mistake
 
 
-def _outcome(results: list[Reply]) -> Outcome:
-    """The results; a point has failed if it has another number of values."""
-    failures = {i: result.problem for i, result in enumerate(results) if result.problem}
-    shape = next((np.shape(x.value) for x in results if np.ndim(x.value)), ())
-    values = np.full((len(results), *shape), np.nan)
-    for i, result in enumerate(results):
-        found = np.shape(result.value)
+def _outcome(outputs: Sequence[Output]) -> Outcome:
+    """Gathers outputs; a point has failed if it has another number of values."""
+    failures = {i: output.problem for i, output in enumerate(outputs) if output.problem}
+    shape = next((np.shape(x.value) for x in outputs if np.ndim(x.value)), ())
+    values = np.full((len(outputs), *shape), np.nan)
+    for i, output in enumerate(outputs):
+        found = np.shape(output.value)
         if found == shape:
-            values[i] = result.value
+            values[i] = output.value
         else:
             failures.setdefault(i, f"returned shape {found}, another point {shape}")
-    return Outcome(values, [result.info for result in results], failures)
+    return Outcome(values, [output.info for output in outputs], failures)
 
 
 def _split(result: Any, n: int) -> list[Any]:
-    """The result of a batch, point by point."""
-    if isinstance(result, Failed):
+    """Returns the result of a batch point by point, in pairs with the objects."""
+    if isinstance(result, Output):
         return [result] * n
     try:
-        values, infos = _pair(result, n)
+        values, infos = result, None
+        pair = isinstance(result, tuple) and len(result) == 2
+        if pair and np.ndim(result[0]) and len(result[0]) == n:
+            values, infos = result
         listed = values if isinstance(values, list | tuple) else unmasked(values)
         return list(zip(listed, [None] * n if infos is None else infos, strict=True))
     except Exception:
         problem = f"returned {_described(result)} for {n} points"
-        return [Failed(problem, TypeError(f"fun {problem}"))] * n
+        return [Output(np.nan, None, problem, TypeError(f"fun {problem}"), True)] * n
 
 
-def _pair(result: Any, n: int) -> tuple[Any, Any]:
-    """The values of a batch and the objects, which a tuple of two may hold."""
-    infos = None
-    if isinstance(result, tuple) and len(result) == 2:
-        first = result[0]
-        if np.ndim(first) and len(first) == n:
-            result, infos = result
-    if len(result) != n:
-        raise ValueError
-    return result, infos
+def _read(result: Any, vector_valued: bool, residuals: bool) -> Output:
+    """Reads what a function returned for a point.
 
-
-def _read(result: Any, vector_valued: bool) -> Reply:
-    """Reads what a function returned for a point."""
+    Args:
+      result: What it returned, or an `Output` if it failed.
+      vector_valued: Whether it may have returned several numbers.
+      residuals: Whether it may have returned a tree of them.
+    """
     if type(result) is float and math.isfinite(result):  # The usual case.
-        return Reply(result, None, "")
-    if isinstance(result, Failed):
-        return Reply(np.nan, None, result.problem, result.error, raised=True)
+        return Output(result)
+    if isinstance(result, Output):
+        return result
     pair = isinstance(result, tuple) and len(result) == 2
     value, info = result if pair else (result, None)
+    several = residuals and value is not None
     try:
+        is_array = several and jax.tree_util.all_leaves([value])
+        several = several and not (is_array and np.ndim(value) == 0)
+        if several:
+            leaves = [np.ravel(unmasked(x)) for x in jax.tree.leaves(value)]
+            return _vector(np.concatenate(leaves), info)
         if vector_valued and np.ndim(value) == 1:
             return _vector(value, info)
         number = _number(value)
     except Exception:  # Reading a value calls methods of its library.
-        if isinstance(value, jax.core.Tracer):
-            inside = (
-                "because the run was called inside of jax.jit, jax.vmap or jax.grad"
+        problem = f"{_described(value)}, which cannot be read as a number"
+        if several:
+            problem = f"{_described(value)}, not residuals"
+        elif isinstance(value, jax.core.Tracer):
+            problem = (
+                "a traced array, because the run was called inside of jax.jit, "
+                "jax.vmap or jax.grad"
             )
-            return _wrong(f"a traced array, {inside}", info)
-        return _wrong(f"{_described(value)}, which cannot be read as a number", info)
+        return _wrong(problem, info)
     if number is None:
         return _wrong(f"{_described(value)}, not a number", info)
     problem = "" if np.isfinite(number) else f"returned {number}"
-    return Reply(number, info, problem, dtype=narrow(value))
+    return Output(number, info, problem, dtype=narrow(value))
 
 
-def _read_residuals(result: Any) -> Reply:
-    """Reads residuals: a number, an array, or a tree of them."""
-    pair = isinstance(result, tuple) and len(result) == 2
-    value, info = result if pair else (result, None)
-    is_number = np.ndim(value) == 0 and not isinstance(value, dict)
-    if isinstance(result, Failed) or is_number:
-        return _read(result, vector_valued=False)
-    try:
-        leaves = [np.ravel(unmasked(x)) for x in jax.tree.leaves(value)]
-        return _vector(np.concatenate(leaves), info)
-    except Exception:
-        return _wrong(f"{_described(value)}, not residuals", info)
-
-
-def unmasked(values: Any) -> np.ndarray:
-    """Values as an array, in which masked ones, which have failed, are NaN."""
+def unmasked(values: npt.ArrayLike) -> np.ndarray:
+    """Returns values as an array, in which masked ones, which have failed, are NaN."""
     if isinstance(values, np.ma.MaskedArray):
         return np.ma.filled(values.astype(np.float64), np.nan)
     return np.asarray(values)
 
 
-def narrow(value: Any) -> str:
-    """The name of a floating-point dtype that is narrower than float64."""
+def narrow(value: object) -> str:
+    """Returns the name of a floating-point dtype that is narrower than float64."""
     dtype = getattr(value, "dtype", None)
     if dtype is None or getattr(dtype, "itemsize", 8) >= 8:
         return ""
@@ -523,7 +444,7 @@ def narrow(value: Any) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """A real number, or an array of one, of any library; `None` if it is neither."""
+    """Reads a real number, or an array of one, of any library; else returns `None`."""
     if isinstance(value, np.ma.MaskedArray):
         value = unmasked(value)
     shape = np.shape(value)
@@ -541,13 +462,13 @@ def _number(value: Any) -> float | None:
     return float(value)
 
 
-def _wrong(returned: str, info: Any) -> Reply:
-    """The result of a function that returned something else than a number."""
+def _wrong(returned: str, info: object) -> Output:
+    """Returns the output of a function that returned something else than a number."""
     problem = f"returned {returned}"
-    return Reply(np.nan, info, problem, TypeError(f"fun {problem}"))
+    return Output(np.nan, info, problem, TypeError(f"fun {problem}"))
 
 
-def _vector(values: Any, info: Any) -> Reply:
+def _vector(values: npt.ArrayLike, info: object) -> Output:
     """Reads several values of a point."""
     array = unmasked(values)
     if array.dtype.kind not in "fiub" or not array.size:
@@ -555,7 +476,7 @@ def _vector(values: Any, info: Any) -> Reply:
     failed = int(np.sum(~np.isfinite(array)))
     problem = f"returned {failed} values of {array.size} that are not finite"
     wide = array.astype(np.float64)
-    return Reply(wide, info, problem if failed else "", dtype=narrow(array))
+    return Output(wide, info, problem if failed else "", dtype=narrow(array))
 
 
 def _described(value: Any) -> str:

@@ -13,8 +13,13 @@ from jax import lax
 from radazo_jax._src.base.names import checks_names
 from radazo_jax._src.base.trees import as_arrays, at_least_float32, widest
 from radazo_jax._src.base.xla import on_any_mesh, specs_of
-from radazo_jax._src.directions import generator, sums
-from radazo_jax._src.directions.distribution import Direction, Distribution, lazy
+from radazo_jax._src.directions import generator
+from radazo_jax._src.directions.distribution import (
+    Direction,
+    Distribution,
+    lazy,
+    sample_directions,
+)
 from radazo_jax._src.directions.distributions import LowRank
 from radazo_jax._src.directions.elements import Elements, LowRankFactors
 from radazo_jax._src.directions.generator import Positions
@@ -126,12 +131,12 @@ def _sample(
     """The directions of a step, stacked, and the layout of the parameters."""
     layout = transform.layout_for(distribution, draw.fun, params)
     if numbers is not None:
-        return sums.sample(distribution, draw.run_key, numbers, layout), layout
+        return sample_directions(distribution, draw.run_key, numbers, layout), layout
     each = np.arange(num_directions, dtype=np.uint32)
     if not distribution.sequential:
-        return sums.sample(distribution, draw.key, each, layout), layout
+        return sample_directions(distribution, draw.key, each, layout), layout
     key, first = _next_in_run(draw, num_directions)
-    return sums.sample(distribution, key, first + each, layout), layout
+    return sample_directions(distribution, key, first + each, layout), layout
 
 
 def _next_in_run(draw: Draw, num_directions: int) -> tuple[jax.Array, jax.Array]:

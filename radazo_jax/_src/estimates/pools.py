@@ -13,19 +13,26 @@ import os
 import pickle
 import queue
 import tempfile
+import textwrap
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 _LONGEST = 1000  # Characters of a message that are kept.
+_POLL = 0.1  # Seconds between looks whether a wait was interrupted.
+_MOST_BROKEN = 4  # An executor may break so many times before a point ends.
+_GUARD = 'A script that starts processes must stand below if __name__ == "__main__":.'
 
-# A worker process reads the function before its first call, whose time is limited.
-LOAD = """
+# A worker process gets this as text, because a function of this module would make each
+# worker import JAX, which takes seconds. It reads the function from a file at its first
+# call, or before, and keeps it.
+_LOAD = """
 import pickle, sys
 kept = vars(sys).setdefault("_radazo_jax", {})
 if path not in kept:
@@ -34,27 +41,22 @@ if path not in kept:
         kept[path] = pickle.load(file)
 """
 
-# A worker process gets this as text, because a function of this module would make each
-# worker import JAX, which takes seconds. It reads the function from a file at its first
-# call, and keeps it. An error is returned as text, because this process may be unable
-# to read it, which breaks an executor.
-_CALL = """
-try:
-    import sys
-    kept = vars(sys).setdefault("_radazo_jax", {})
-    if path not in kept:
-        import pickle
-        kept.clear()
-        with open(path, "rb") as file:
-            kept[path] = pickle.load(file)
+# An error is returned as text, because this process may be unable to read it, which
+# breaks an executor.
+_CALL = f"""
+try:{textwrap.indent(_LOAD, "    ")}
     result = kept[path](point), None
 except BaseException as error:
     import traceback
     kinds = type(error).__mro__
     names = [kind.__name__ for kind in kinds if kind.__module__ == "builtins"]
-    told = type(error).__name__, f"{error}", names[0], traceback.format_exc()
+    told = type(error).__name__, f"{{error}}", names[0], traceback.format_exc()
     result = None, told
 """
+
+# Calls a function at points, and passes on the number of a point and its result; if it
+# gets True, it begins with no further point. Returns whether it was not interrupted.
+Runner = Callable[[Sequence[optax.Params], Callable[[int, object], bool]], bool]
 
 # Errors that do not depend on the point: mistakes in the function.
 _MISTAKES = (
@@ -69,33 +71,127 @@ _MISTAKES = (
 )
 
 
-class Failed(NamedTuple):
-    """A point that gave no result.
+class Output(NamedTuple):
+    """The output of a function at a point.
 
     Attributes:
-      problem: The reason.
-      error: The error if it is a mistake in the function; otherwise `None`.
+      value: The value or values.
+      info: The other result of the function.
+      problem: A text if the point failed.
+      mistake: The error if the function is wrong, and not the point.
+      raised: Whether the function returned nothing.
+      dtype: The name of the dtype of the value if it is narrower than float64.
+      seconds: Duration, from the first submission to an executor.
     """
 
-    problem: str
+    value: float | np.ndarray
+    info: object = None
+    problem: str = ""
+    mistake: BaseException | None = None
+    raised: bool = False
+    dtype: str = ""
+    seconds: float = 0.0
+
+
+def _has_processes(pool: futures.Executor | None) -> bool:
+    """Returns whether an executor has processes here: Python's, or loky's."""
+    return any(kind.__name__ == "ProcessPoolExecutor" for kind in type(pool).__mro__)
+
+
+def failed(error: BaseException) -> Output:
+    """Returns the failure of a point by an error."""
+    mistake = error if isinstance(error, _MISTAKES) else None
+    return Output(np.nan, None, in_words(error), mistake, raised=True)
+
+
+def _failed_there(name: str, message: str, kind: str, trace: str) -> Output:
+    """Returns the failure of a point by an error of another process."""
     error: BaseException | None = None
+    if issubclass(found := getattr(builtins, kind), _MISTAKES):
+        error = found(message)
+        error.add_note(f"In another process:\n{trace}")
+    problem = _on_a_line(f"{name}: {message}")
+    return Output(np.nan, None, problem, error, raised=True)
 
 
-class Sender:
-    """Calls of a function on executors, whose processes get the function once each."""
+def in_words(error: BaseException) -> str:
+    """Returns the type and the message of an error, on a line."""
+    try:
+        return _on_a_line(f"{type(error).__name__}: {error}")
+    except Exception:  # The message is a method of the user's.
+        return type(error).__name__
 
-    def __init__(self, fun: Callable[[Any], Any]):
-        """Stores nothing yet.
+
+def _on_a_line(text: str) -> str:
+    return " ".join(text[:_LONGEST].split())
+
+
+# A worker process ends with the run that started it, also if the run was killed. It
+# gets this as text, because a function of this module would import JAX.
+_WATCH = """
+import os, threading, time
+def watch():
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+threading.Thread(target=watch, daemon=True).start()
+"""
+
+
+class _Lost(Output):
+    """A point that ran when its executor broke."""
+
+
+class _Unasked(Output):
+    """A point that waited for others, which hang."""
+
+
+class _Refused(_Unasked):
+    """A point that an executor did not take, because it was broken."""
+
+
+class Pool:
+    """An executor on which a function is called, made again if that is possible.
+
+    Processes get the function once each.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[[optax.Params], object],
+        workers: int | None,
+        executor: futures.Executor | Callable[[], futures.Executor] | None,
+        timeout: float | None,
+        interrupted: Callable[[], bool],
+    ):
+        """Checks that the function can be called; makes nothing yet.
 
         Args:
           fun: The function of a point.
+          workers: The number of processes to start, if no executor is given.
+          executor: An executor, or a function that makes one.
+          timeout: Seconds. Points that run while none ends for this long have failed.
+          interrupted: Asked now and then whether to stop.
         """
-        self._fun = fun
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._path = ""
-        self._held: Any = None
+        self._fun, self._workers, self._timeout = fun, workers, timeout
+        self._interrupted = interrupted
+        self._pool: Any = None
+        self._make: Callable[[], futures.Executor] | None = None
+        # So many points are submitted together: with `workers`, all of them run.
+        self._most = math.inf if workers is None else workers
+        self._hanging: set[futures.Future] = set()
+        self._works, self._broken = False, 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # Of the function.
+        self._on_dask: Any = None  # The function as a result that Dask sends.
+        if workers is not None:
+            self._make = _loky(workers)
+            self._store("cloudpickle", "Use threads:")
+        elif callable(executor):
+            self._make = executor
+        else:
+            self._begin(executor)
 
-    def store(self, pickler: str, advice: str) -> None:
+    def _store(self, pickler: str, advice: str) -> None:
         """Writes the function to a file, if that was not done before.
 
         Args:
@@ -113,7 +209,7 @@ class Sender:
             with open(self._path, "wb") as file:
                 importlib.import_module(pickler).dump(self._fun, file)
         except Exception as error:
-            self.close()
+            self._folder.cleanup()
             if isinstance(error, OSError):  # Of the disk.
                 raise
             raise TypeError(
@@ -121,171 +217,32 @@ class Sender:
                 f"({in_words(error)}). {advice} executor=ThreadPoolExecutor(8)."
             ) from error
 
-    def prepare(self, pool: Any) -> None:
-        """Makes the function known to an executor that follows another one."""
-        client = getattr(pool, "_client", None)
-        self._held = None
+    def _begin(self, pool: futures.Executor | None) -> None:
+        """Makes the function known to an executor, and uses it."""
+        client: Any = getattr(pool, "_client", None)
         if _has_processes(pool):
             loky = type(pool).__module__.startswith("loky")
             pickler = "cloudpickle" if loky else "pickle"
-            self.store(pickler, "Pass workers=, which stores more, or threads:")
+            self._store(pickler, "Pass workers=, which stores more, or threads:")
         elif hasattr(client, "get_executor"):
-            self._held = _held(client, self._fun)
-
-    def submit(self, pool: Any, point: Any) -> Any:
-        """Submits a copy of a point, and returns its future."""
-        point = copy(point)
-        if self._held is not None:
-            return pool.submit(operator.call, self._held, point)
-        if not _has_processes(pool):
-            return pool.submit(self._fun, point)
-        names = {"path": self._path, "point": point}
-        text = "exec(call, names) or names['result']"
-        return pool.submit(eval, text, {"call": _CALL, "names": names})
-
-    def load(self, pool: Any) -> Any:
-        """Reads the function in a process, and returns the future of it."""
-        return pool.submit(exec, LOAD, {"path": self._path})
-
-    def result(self, pool: Any, future: Any) -> Any:
-        """The result of a future without an error, or a `Failed`."""
-        result = future.result()
-        if not _has_processes(pool):
-            return result
-        result, told = result
-        return result if told is None else _failed_there(*told)
-
-    def close(self) -> None:
-        """Deletes what was stored."""
-        if self._folder is not None:
-            self._folder.cleanup()
-
-
-def _has_processes(pool: Any) -> bool:
-    """Whether an executor has processes on this machine: Python's, or loky's."""
-    return any(kind.__name__ == "ProcessPoolExecutor" for kind in type(pool).__mro__)
-
-
-def _held(client: Any, fun: Callable[[Any], Any]) -> Any:
-    """A function as a result that Dask sends to a worker once, and makes again."""
-    with warnings.catch_warnings():
-        # Dask warns of a large argument.
-        warnings.simplefilter("ignore")
-        stored = importlib.import_module("cloudpickle").dumps(fun)
-        return client.submit(pickle.loads, stored)
-
-
-def copy(point: Any) -> Any:
-    """A copy of a point, since the function may write to its argument."""
-    return jax.tree.map(np.copy, point)
-
-
-def failed(error: BaseException) -> Failed:
-    """The failure of a point by an error."""
-    mistake = error if isinstance(error, _MISTAKES) else None
-    return Failed(in_words(error), mistake)
-
-
-def _failed_there(name: str, message: str, kind: str, trace: str) -> Failed:
-    """The failure of a point by an error of another process."""
-    error: BaseException | None = None
-    if issubclass(found := getattr(builtins, kind), _MISTAKES):
-        error = found(message)
-        error.add_note(f"In another process:\n{trace}")
-    return Failed(_on_a_line(f"{name}: {message}"), error)
-
-
-def in_words(error: BaseException) -> str:
-    """The type and the message of an error, on a line."""
-    try:
-        return _on_a_line(f"{type(error).__name__}: {error}")
-    except Exception:  # The message is a method of the user's.
-        return type(error).__name__
-
-
-def _on_a_line(text: str) -> str:
-    return " ".join(text[:_LONGEST].split())
-
-
-# How often a wait looks whether it was interrupted, in seconds.
-_POLL = 0.1
-
-_GUARD = 'A script that starts processes must stand below if __name__ == "__main__":.'
-
-# An executor may break so many times in a row before a point ends.
-_MOST_BROKEN = 4
-
-
-# A worker process ends with the run that started it, also if the run was killed. It
-# gets this as text, because a function of this module would import JAX.
-_WATCH = """
-import os, threading, time
-def watch():
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
-threading.Thread(target=watch, daemon=True).start()
-"""
-
-
-class _Lost(Failed):
-    """A point that ran when its executor broke."""
-
-
-class _Unasked(Failed):
-    """A point that waited for others, which hang."""
-
-
-class _Refused(_Unasked):
-    """A point that an executor did not take, because it was broken."""
-
-
-class Pool:
-    """An executor on which a function is called, made again if that is possible."""
-
-    def __init__(
-        self,
-        fun: Callable[[Any], Any],
-        workers: int | None,
-        executor: Any,
-        timeout: float | None,
-        interrupted: Callable[[], bool],
-    ):
-        """Checks that the function can be called; makes nothing yet.
-
-        Args:
-          fun: The function of a point.
-          workers: The number of processes to start, if no executor is given.
-          executor: An executor, or a function that makes one.
-          timeout: Seconds. Points that run while none ends for this long have failed.
-          interrupted: Asked now and then whether to stop.
-        """
-        self._sender, self._workers, self._timeout = Sender(fun), workers, timeout
-        self._interrupted = interrupted
-        self._pool: Any = None
-        self._make: Callable[[], Any] | None = None
-        # So many points are submitted together: with `workers`, all of them run.
-        self._most = math.inf if workers is None else workers
-        self._hanging: set[Any] = set()
-        self._works, self._broken = False, 0
-        if workers is not None:
-            self._make = _loky(workers)
-            self._sender.store("cloudpickle", "Use threads:")
-        elif callable(executor):
-            self._make = executor
-        else:
-            self._pool = executor
-            self._sender.prepare(executor)
+            with warnings.catch_warnings():
+                # Dask warns of a large argument, which it sends to a worker once.
+                warnings.simplefilter("ignore")
+                stored = importlib.import_module("cloudpickle").dumps(self._fun)
+                self._on_dask = client.submit(pickle.loads, stored)
+        self._pool = pool
 
     def run(
-        self, points: list[Any], arrived: Callable[[int, Any, float], bool]
+        self,
+        points: Sequence[optax.Params],
+        returned: Callable[[int, object], bool],
     ) -> bool:
         """Calls the function at points.
 
         Args:
           points: The points.
-          arrived: `arrived(i, result, seconds)`, called in this thread with each result
-            or `Failed`; if it returns True, no further point is submitted.
+          returned: `returned(i, result)`, called in this thread with each result or
+            `Output`; if it returns True, no further point is submitted.
 
         Returns:
           Whether it was not interrupted.
@@ -294,61 +251,58 @@ class Pool:
           RuntimeError: If the executor is broken and cannot be made again.
         """
         groups, stops = [list(range(len(points)))], False
+
+        def passed(i: int, result: object) -> bool:
+            nonlocal stops
+            stops = returned(i, result) or stops
+            return stops
+
         while groups and not stops:
             group = groups.pop()
-            begun = time.perf_counter()
-
-            def passed(
-                j: int, result: Any, group: list[int] = group, begun: float = begun
-            ) -> bool:
-                nonlocal stops
-                seconds = time.perf_counter() - begun
-                stops = arrived(group[j], result, seconds) or stops
-                return stops
-
             self._prepare()
-            found = self._submitted([points[i] for i in group], passed)
+            found = self._submitted({i: points[i] for i in group}, passed)
             if found is None:
                 return False
-            lost, unasked = [], []
-            for i, result in zip(group, found, strict=True):
-                if isinstance(result, _Unasked):
-                    unasked.append(i)
-                elif isinstance(result, _Lost):
-                    lost.append(i)
+            lost = [i for i in group if isinstance(found.get(i), _Lost)]
+            unasked = [i for i in group if isinstance(found.get(i), _Unasked)]
             ended = len(lost) + len(unasked) < len(group)
             self._works = self._works or ended
-            if any(isinstance(result, _Lost | _Refused) for result in found):
+            kinds = _Lost | _Refused
+            broken = [x.problem for x in found.values() if isinstance(x, kinds)]
+            if broken:
                 progressed = ended or (self._works and lost)
                 self._broken = 0 if progressed else self._broken + 1
-                problem = found[group.index((lost + unasked)[0])].problem
-                self._check_broken(problem)
+                self._check_broken(broken[0])
                 self._end(hangs=False)
             groups += [unasked] if unasked else []
             # What breaks an executor alone has failed.
             if len(group) > 1:
-                groups += _halves(lost)
+                middle = len(lost) // 2
+                groups += [part for part in (lost[:middle], lost[middle:]) if part]
             elif lost:
-                passed(0, found[0])
+                passed(group[0], found[group[0]])
         return True
 
     def close(self) -> None:
         """Ends what was made; waits for nothing that hangs."""
         if self._make is not None and self._pool is not None:
             self._end(hangs=any(not future.done() for future in self._hanging))
-        self._sender.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def _prepare(self) -> None:
         """Makes an executor if there is none."""
         if self._pool is None and self._make is not None:
             pool = self._make()
             check_executor(pool)
-            self._sender.prepare(pool)
-            self._pool = pool
+            self._begin(pool)
             if self._timeout is not None and self._workers is not None:
                 # The start of processes, and what the function imports, take no part
                 # of the time of a call. What fails here fails again in the call.
-                waiting = {self._sender.load(pool) for _ in range(self._workers)}
+                names = {"path": self._path}
+                waiting = {
+                    pool.submit(exec, _LOAD, names) for _ in range(self._workers)
+                }
                 while waiting and not self._interrupted():
                     waiting = futures.wait(waiting, _POLL).not_done
 
@@ -357,7 +311,7 @@ class Pool:
             _end(self._pool, hangs)
         else:
             self._pool.shutdown(kill_workers=True)
-        self._pool = None
+        self._pool = self._on_dask = None
         self._hanging.clear()
 
     def _check_broken(self, problem: str) -> None:
@@ -378,122 +332,116 @@ class Pool:
             )
 
     def _submitted(
-        self, points: list[Any], passed: Callable[[int, Any], bool]
-    ) -> list[Any] | None:
-        """The results of points that are submitted together."""
-        waiting = list(enumerate(points))[::-1]
-        results: list[Any] = [None] * len(points)
-        running: dict[Any, int] = {}
-        done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self, points: dict[int, optax.Params], passed: Callable[[int, object], bool]
+    ) -> dict[int, object] | None:
+        """Returns the results of points that are submitted together, by number."""
+        self._waiting = list(points.items())[::-1]
+        self._results: dict[int, object] = {}
+        self._running: dict[futures.Future, int] = {}
+        self._done: queue.SimpleQueue[futures.Future] = queue.SimpleQueue()
         since, ends = time.monotonic(), False
         poll = _POLL if self._timeout is None else min(_POLL, self._timeout)
-        while waiting or running:
-            self._submit_some(waiting, results, running, done)
+        while self._waiting or self._running:
+            threads = isinstance(self._pool, futures.ThreadPoolExecutor)
+            if self._waiting and self._make is not None and threads:
+                _in_daemon(self._submit_waiting)
+            else:
+                self._submit_waiting()
             with contextlib.suppress(queue.Empty):
-                future = done.get(timeout=poll) if running else None
+                future = self._done.get(timeout=poll) if self._running else None
                 while future is not None:
-                    if future in running:  # It was not cancelled.
-                        i, since = running.pop(future), time.monotonic()
-                        results[i] = self._result(future)
-                        if not isinstance(results[i], _Lost) and passed(i, results[i]):
-                            waiting.clear()
-                    future = done.get_nowait()
+                    if future in self._running:  # It was not cancelled.
+                        i, since = self._running.pop(future), time.monotonic()
+                        result = self._results[i] = self._result(future)
+                        if not isinstance(result, _Lost) and passed(i, result):
+                            self._waiting.clear()
+                    future = self._done.get_nowait()
             if self._interrupted() and not ends:
                 # What runs is waited for, unless Ctrl-C is pressed again.
                 ends = True
-                waiting.clear()
-                running = {x: i for x, i in running.items() if not x.cancel()}
-                self._hanging |= running.keys()
+                self._waiting.clear()
+                self._running = {
+                    x: i for x, i in self._running.items() if not x.cancel()
+                }
+                self._hanging |= self._running.keys()
             if self._timeout is not None and time.monotonic() - since >= self._timeout:
-                found = self._hung(results, running, waiting, passed)
-                return None if ends else found
-        return None if ends else results
+                self._give_up(passed)
+                break
+        return None if ends else self._results
 
-    def _submit_some(
-        self,
-        waiting: list[Any],
-        results: list[Any],
-        running: dict[Any, int],
-        done: "queue.SimpleQueue[Any]",
-    ) -> None:
+    def _submit_waiting(self) -> None:
         """Submits the last points that wait, as many as may run."""
+        while self._waiting and len(self._running) < self._most:
+            i, point = self._waiting.pop()
+            future = self._submit(point)
+            if isinstance(future, Output):
+                self._results[i] = future
+                continue
+            self._running[future] = i
+            future.add_done_callback(self._done.put)
 
-        def submit() -> None:
-            while waiting and len(running) < self._most:
-                i, point = waiting.pop()
-                future = self._submit(point)
-                if isinstance(future, Failed):
-                    results[i] = future
-                    continue
-                running[future] = i
-                future.add_done_callback(done.put)
-
-        threads = isinstance(self._pool, futures.ThreadPoolExecutor)
-        if waiting and self._make is not None and threads:
-            _in_daemon(submit)
-        else:
-            submit()
-
-    def _submit(self, point: Any) -> Any:
-        """The future of a point, or why there is none."""
+    def _submit(self, point: optax.Params) -> futures.Future | Output:
+        """Submits a copy of a point; returns its future, or why there is none."""
+        call: Callable[..., object] = self._fun
+        given: list[object] = [jax.tree.map(np.copy, point)]
+        if _has_processes(self._pool):
+            names = {"path": self._path, "point": given[0]}
+            text = "exec(call, names) or names['result']"
+            call, given = eval, [text, {"call": _CALL, "names": names}]
+        elif self._on_dask is not None:
+            call, given = operator.call, [self._on_dask, *given]
         try:
-            return self._sender.submit(self._pool, point)
+            return self._pool.submit(call, *given)
         except (futures.BrokenExecutor, OSError) as error:
             # OSError: its processes died a moment ago, and their pipe is closed.
-            return _Refused(in_words(error))
+            return _Refused(np.nan, None, in_words(error))
         except RuntimeError as error:
             kind = RuntimeError if self._works else ValueError
             raise kind(
                 f"executor must be running; got {self._pool!r}: {error}."
             ) from error
 
-    def _result(self, future: Any) -> Any:
-        """The result of a call, or why there is none."""
+    def _result(self, future: futures.Future) -> object:
+        """Returns the result of a call, or why there is none."""
         try:
             error = future.exception()
         except futures.CancelledError as cancelled:
             error = cancelled
         if isinstance(error, futures.BrokenExecutor):
-            return _Lost(in_words(error))
+            return _Lost(np.nan, None, in_words(error), raised=True)
         if error is not None:
             return failed(error)
-        return self._sender.result(self._pool, future)
+        if not _has_processes(self._pool):
+            return future.result()
+        result, problem = future.result()
+        return result if problem is None else _failed_there(*problem)
 
-    def _hung(
-        self,
-        results: list[Any],
-        running: dict[Any, int],
-        waiting: list[Any],
-        passed: Callable[[int, Any], bool],
-    ) -> list[Any]:
-        """The results if some points hang; the executor is replaced if it can be."""
-        failed = Failed(f"no result within {self._timeout} s")
-        waited = {future for future in running if future.cancel()}
-        hanging = running.keys() - waited
+    def _give_up(self, passed: Callable[[int, object], bool]) -> None:
+        """Gives up points that hang, and the executor if it can be replaced."""
+        problem = f"no result within {self._timeout} s"
+        hung = Output(np.nan, None, problem, raised=True)
+        waited = {future for future in self._running if future.cancel()}
+        hanging = self._running.keys() - waited
         replaced = self._make is not None and hanging
         if replaced:
             self._end(hangs=True)
         elif self._make is None:
             still = any(not future.done() for future in self._hanging)
-            if still and all(result is None for result in results):
+            if still and not self._results:
                 raise RuntimeError(
                     f"executor hangs: no point ended within {self._timeout} s, and an "
                     "earlier one still runs. Pass workers=, or a function that makes "
                     "an executor, and it is replaced."
                 )
             self._hanging |= hanging
-        unasked = [running[future] for future in waited] + [i for i, _ in waiting]
-        for i in unasked:
-            results[i] = _Unasked("waited")
-        for i in [running[future] for future in hanging] + (
-            [] if replaced else unasked
-        ):
-            results[i] = failed
-            passed(i, failed)
-        return results
+        unasked = [self._running[x] for x in waited] + [i for i, _ in self._waiting]
+        self._results |= dict.fromkeys(unasked, _Unasked(np.nan))
+        for i in [self._running[x] for x in hanging] + ([] if replaced else unasked):
+            self._results[i] = hung
+            passed(i, hung)
 
 
-def check_executor(executor: Any) -> None:
+def check_executor(executor: object) -> None:
     """Raises unless this is an executor, a function that makes one, or `None`."""
     if executor is None or callable(executor):
         return
@@ -517,7 +465,7 @@ def check_executor(executor: Any) -> None:
         )
 
 
-def _loky(workers: int) -> Callable[[], Any]:
+def _loky(workers: int) -> Callable[[], futures.Executor]:
     """Returns a function that makes a pool of processes."""
     try:
         loky, _ = map(importlib.import_module, ("loky", "cloudpickle"))
@@ -533,12 +481,6 @@ def _loky(workers: int) -> Callable[[], Any]:
         initializer=exec,
         initargs=(_WATCH if watch else "", watch or {}),
     )
-
-
-def _halves(points: list[int]) -> list[list[int]]:
-    """Two parts, of which none is empty."""
-    middle = len(points) // 2
-    return [part for part in (points[:middle], points[middle:]) if part]
 
 
 def _in_daemon(call: Callable[[], None]) -> None:

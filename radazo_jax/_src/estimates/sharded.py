@@ -15,9 +15,10 @@ from radazo_jax._src.base.xla import on_any_mesh
 from radazo_jax._src.estimates.contracts import Evaluator, Points, Values
 from radazo_jax._src.estimates.points import shifted
 from radazo_jax._src.estimates.vectorized import (
-    cache,
     checked_batch_size,
+    use_of,
     values_by_number,
+    with_stored,
 )
 from radazo_jax._src.perturb import transform
 
@@ -38,7 +39,7 @@ class Sharded(Evaluator):
         return _as_tuple(self.axis_name)
 
     def cache(self, points: Points) -> Points:
-        return cache(points, self.batch_size)
+        return with_stored(points, use_of(len(points.scales), self.batch_size))
 
     def check_free(self, params: optax.Params, fun: Any) -> None:
         """Raises if an array is known to be sharded over one of the axes already."""

@@ -92,7 +92,7 @@ def value_and_grad(
     def estimated(
         key: jax.typing.ArrayLike | None = None, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
-        params, others = split(args, argnums)
+        params, others = split_arguments(args, argnums)
         key = gradients.key_first(key, params, "params")
         if jax.tree.leaves(estimator.init(params)):
             raise ValueError(
@@ -155,7 +155,7 @@ def _estimated(
         numbers = any(map(programs.is_number, static.others))
         at = partial(_merged, static)
         try:
-            traced = programs.traced(at, arrays, params, shares_numbers=numbers)
+            traced = programs.trace(at, arrays, params, shares_numbers=numbers)
         except programs.RefError:
             raise
         except Exception:  # The loss raises it again below, if it is its own.
@@ -204,7 +204,7 @@ def _placed(x: jax.Array, sharding: Any) -> jax.Array:
     return lax.with_sharding_constraint(x, sharding)
 
 
-def _at(loss: programs.Traced, arrays: list[Any], params: optax.Params) -> Any:
+def _at(loss: programs.TracedFunction, arrays: list[Any], params: optax.Params) -> Any:
     return loss(arrays, params)
 
 
@@ -256,7 +256,7 @@ def check_argnums(argnums: Any) -> None:
         )
 
 
-def split(
+def split_arguments(
     args: tuple[Any, ...], argnums: int | Sequence[int]
 ) -> tuple[Any, tuple[Any, ...]]:
     """The parameters, a tuple if there are several, and the other arguments."""

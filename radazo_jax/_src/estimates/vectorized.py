@@ -11,9 +11,10 @@ import optax
 from jax import lax
 
 from radazo_jax._src.base import checks, trees, xla
-from radazo_jax._src.directions import sums
+from radazo_jax._src.directions import storage
 from radazo_jax._src.directions.distribution import Direction
 from radazo_jax._src.directions.elements import LowRankFactors
+from radazo_jax._src.directions.storage import Use
 from radazo_jax._src.estimates.contracts import Evaluator, Points, Values
 from radazo_jax._src.estimates.points import shifted
 from radazo_jax._src.perturb import transform
@@ -36,28 +37,20 @@ class Vectorized(Evaluator):
     batch_size: int | None
 
     def cache(self, points: Points) -> Points:
-        if self._stores(points):
-            held = sums.cache_in_turn(points.directions, points.layout)
-            return dataclasses.replace(points, directions=held)
-        return cache(points, self._batch_size(points))
+        return with_stored(points, self._use(points))
 
-    def _batch_size(self, points: Points) -> int | None:
-        """The number of directions that are evaluated together, `None` for all."""
-        size = len(points.scales) * points.layout.dimension
-        many = self.batch_size is None and size > _MOST_TOGETHER
-        return 1 if many or self._stores(points) else self.batch_size
-
-    def _stores(self, points: Points) -> bool:
-        """Whether a CPU takes the points in turn, and stores a direction for each."""
-        size = points.layout.dimension
-        return (
-            self.batch_size is None
-            and jax.default_backend() == "cpu"
+    def _use(self, points: Points) -> Use:
+        count, size = len(points.scales), points.layout.dimension
+        if self.batch_size is not None or count * size > _MOST_TOGETHER:
+            return use_of(count, self.batch_size or 1)
+        if (
+            jax.default_backend() == "cpu"
             and size >= _FEWEST_IN_TURN
-            and size * len(points.scales) <= _MOST_TOGETHER
             # Products with the same matrices are one, if all are taken together.
-            and not sums.are_few(points.directions, points.layout)
-        )
+            and not storage.have_factors(points.directions, points.layout)
+        ):
+            return Use.STORED_IN_TURN
+        return use_of(count, None)
 
     def evaluate(
         self,
@@ -67,11 +60,12 @@ class Vectorized(Evaluator):
         has_aux: bool,
     ) -> tuple[Values, Any]:
         loss = checks.checked_loss(fun, has_aux, points.vector_valued)
-        batch_size, stores = self._batch_size(points), self._stores(points)
-        if not has_aux and _shares_products(points, batch_size):
+        use = self._use(points)
+        if not has_aux and _shares_products(points, use):
             values, aux = _values_in_one_batch(loss, params, points), None
         else:
-            values, aux = _values(loss, params, points, has_aux, batch_size, stores)
+            batch_size = None if use is Use.TOGETHER else self.batch_size or 1
+            values, aux = _values(loss, params, points, has_aux, batch_size, use)
         return points.split(values), aux
 
 
@@ -115,10 +109,9 @@ def checked_batch_size(batch_size: Any) -> int | None:
     return checks.check_int_at_least("batch_size", batch_size, 1)
 
 
-def cache(points: Points, batch_size: int | None) -> Points:
-    """The same points, with directions stored if that saves more than it costs."""
-    at_once = _together(len(points.scales), batch_size)
-    cached = sums.cache(points.directions, points.layout, at_once)
+def with_stored(points: Points, use: Use) -> Points:
+    """Returns the same points, with directions stored if that suits their use."""
+    cached = storage.cache(points.directions, points.layout, use)
     return dataclasses.replace(points, directions=cached)
 
 
@@ -133,7 +126,7 @@ def batched_map(
     if batch_size == 1 or size == 1:
         return lax.map(fun, xs)
     try:
-        if _together(size, batch_size):
+        if use_of(size, batch_size) is Use.TOGETHER:
             return jax.vmap(fun)(xs)
         return lax.map(fun, xs, batch_size=batch_size)
     except (NotImplementedError, ValueError) as error:
@@ -154,9 +147,10 @@ def _can_be_traced(fun: Callable[[optax.Params], Any], xs: Any) -> bool:
     return True
 
 
-def _together(size: int, batch_size: int | None) -> bool:
-    """Whether so many directions are all alive at the same time."""
-    return size > 1 and (batch_size is None or batch_size >= size)
+def use_of(size: int, batch_size: int | None) -> Use:
+    """Returns the use of so many directions: together, if all are alive at once."""
+    together = size > 1 and (batch_size is None or batch_size >= size)
+    return Use.TOGETHER if together else Use.IN_TURN
 
 
 def _values(
@@ -165,18 +159,18 @@ def _values(
     points: Points,
     has_aux: bool,
     batch_size: int | None,
-    stores: bool,
+    use: Use,
 ) -> tuple[jax.Array, Any]:
     base = loss(params) if points.includes_params else None
     # In turn, also with what of θ is the same for all, as rows looked up.
-    in_turn = not _together(len(points.scales), batch_size)
+    in_turn = use is not Use.TOGETHER
     first = (base[0],) if base and in_turn else ()
     static: list[trees.Static] = []
 
     def along(point: tuple[Direction, Any, Any]) -> tuple[jax.Array, list[jax.Array]]:
         direction, scales, shifts = point
-        if stores:
-            direction = sums.with_elements(direction, points.layout)
+        if use is Use.STORED_IN_TURN:
+            direction = storage.with_elements(direction, points.layout)
         values: list[jax.Array] = []
         found: list[jax.Array] = []
         after = first
@@ -240,14 +234,12 @@ def values_by_number(
     return batched_map(evaluate, numbers, batch_size, evaluator)
 
 
-def _shares_products(points: Points, batch_size: int | None) -> bool:
+def _shares_products(points: Points, use: Use) -> bool:
     """Whether all evaluations are products with the same parameters, but for a few."""
     held = points.directions.cached
     if not held or not points.includes_params or points.scales.shape[1] > 1:
         return False
-    if points.shift is not None:
-        return False
-    if not _together(len(points.scales), batch_size):
+    if points.shift is not None or use is not Use.TOGETHER:
         return False
     pairs = zip(points.layout.leaves, held, strict=True)
     dense = sum(leaf.size for leaf, u in pairs if not isinstance(u, LowRankFactors))

@@ -71,9 +71,9 @@ class DecayedRate(NamedTuple):
     ) -> "DecayedRate":
         """Returns the state before the first update."""
         # No two fields share a buffer, because runs donate their states.
-        rate, first = (trees.number(learning_rate, np.float32) for _ in range(2))
-        count, end = (trees.number(n, np.int32) for n in (0, num_steps or 0))
-        far = trees.number(np.nan if smoothing is None else smoothing, np.float32)
+        rate, first = (trees.as_scalar(learning_rate, np.float32) for _ in range(2))
+        count, end = (trees.as_scalar(n, np.int32) for n in (0, num_steps or 0))
+        far = trees.as_scalar(np.nan if smoothing is None else smoothing, np.float32)
         return cls(count, rate, first, end, far)
 
     def now(self) -> jax.Array:

@@ -11,7 +11,7 @@ import optax
 from jax import lax
 
 from radazo_jax._src.base import checks, keys, programs, trees, xla
-from radazo_jax._src.directions import sums
+from radazo_jax._src.directions import storage
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.distributions import sphere
 from radazo_jax._src.estimates.contracts import (
@@ -109,7 +109,9 @@ class Probe(NamedTuple):
             # In turn whatever the batch size, so that the loss is compiled once.
             given = np.resize(given, _MOST[1])
             run = self._replace(evaluator=vectorized(batch_size=1))
-        counts = [trees.number(n, np.int32) for n in (num_directions, len(distances))]
+        counts = [
+            trees.as_scalar(n, np.int32) for n in (num_directions, len(distances))
+        ]
         args = jnp.asarray(given), *counts
         found = np.asarray(programs.of(_losses, run, *args)(*args), np.float64)
         return found[:num_directions, : len(distances)]
@@ -130,7 +132,7 @@ def _losses(
         loss = probe.loss_of(of)
         own = step.key_of(probe.key, of, step.DIRECTIONS)
         layout = transform.layout_for(probe.distribution, loss, params)
-        directions = sums.sample_one(probe.distribution, own, layout)
+        directions = storage.sample_one(probe.distribution, own, layout)
         if not isinstance(probe.evaluator, Vectorized):
             points = Points(directions, distances[None], False, layout)
             points = probe.evaluator.cache(points)

@@ -76,17 +76,17 @@ def stopped(reason: str) -> str:
     return ("diverged" if reason in _DIVERGED else "converged") if reason else ""
 
 
-def decided(value: float, curved: bool) -> Reason:
-    """Returns what the end of a descent is called.
+def decided(value: float, changed: bool, reason: Reason = Reason.MINIMUM) -> Reason:
+    """Returns what the end of a method is called.
 
     Args:
       value: The lowest value, infinite or NaN if the function failed.
-      curved: Whether some move from its point raised the value at both sides, or shows
-        curvature.
+      changed: Whether some move from its point shows a rise or curvature.
+      reason: The end if one does.
     """
     if not np.isfinite(value):
         return Reason.FAILED
-    return Reason.MINIMUM if curved else Reason.FLAT
+    return reason if changed else Reason.FLAT
 
 
 def guarded(call: _Call) -> _Call:

@@ -8,9 +8,17 @@ import numpy as np
 
 from radazo_jax._src.base import checks
 from radazo_jax._src.base.names import checks_names
-from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start, Steps, sizes
-from radazo_jax._src.methods.ends import Reason, guarded
-from radazo_jax._src.methods.known import Known
+from radazo_jax._src.methods.contract import (
+    Ask,
+    Box,
+    End,
+    Known,
+    Method,
+    Start,
+    Steps,
+    sizes,
+)
+from radazo_jax._src.methods.ends import Reason, decided, guarded
 from radazo_jax._src.methods.points import finite
 
 # Up to so many parameters, the whole covariance matrix is learned; beyond, its
@@ -420,8 +428,9 @@ def steps(
         state = state._replace(mean=space.limited(units * state.mean) / units)
         history.append((values[0], values[size // 2]))
         reason = _reason(c, state, sigma, history)
-        if reason:
-            return best._replace(reason=reason)
+        if reason is not None:
+            rises = any(median > best.value for _, median in history)
+            return best._replace(reason=decided(best.value, rises, reason))
 
 
 def _reason(
@@ -449,7 +458,7 @@ def _reason(
 
 
 def _stagnates(c: Constants, state: State, history: list[tuple[float, float]]) -> bool:
-    """Whether the medians of the latest values are not below earlier ones."""
+    """Says whether the medians of the latest values are not below earlier ones."""
     count, d, size = len(history), len(state.mean), len(c.weights)
     span = max(c.stagnation // 10, count // 10)
     if count % 10 or count <= max(100, 2 * span, d * (5 + 100 / size)):

@@ -40,7 +40,7 @@ _LOOKS, _DOUBLED = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0), 20
 def long_differences(
     x: np.ndarray, value: float, units: np.ndarray, space: Space
 ) -> Part[tuple[np.ndarray, float, bool]]:
-    """Steps along differences that are long enough to cross the steps of a function.
+    """Takes steps along differences that cross the steps of a function.
 
     Args:
       x: First point, shape [d].
@@ -81,7 +81,7 @@ def long_differences(
 
 
 def is_bowl(x: np.ndarray, value: float, units: np.ndarray, space: Space) -> Part[bool]:
-    """Whether moves of each parameter rise at both sides, as along a parabola.
+    """Says whether moves of each parameter rise at both sides, as along a parabola.
 
     Values of few digits do so at a minimum, if the moves are long enough.
 
@@ -95,12 +95,14 @@ def is_bowl(x: np.ndarray, value: float, units: np.ndarray, space: Space) -> Par
     for share in _BOWL:
         sides = yield from both_sides(x, value, share * units, space)
         moved, both = sides.steps != 0, sides.steps * sides.others < 0
-        rises = np.minimum(sides.first, sides.second)
+        first, second = finite(sides.first), finite(sides.second)
+        rises = np.minimum(first, second)  # A failure is a rise.
         if not np.all(rises[moved] >= 0):
             return False
-        mean = (sides.first + sides.second) / 2 / share**2
+        mean = (first + second) / 2 / share**2
         if before is not None and np.all(rises[moved] > 0):
-            ratio = mean[moved & both] / before[moved & both]
+            both = moved & both & np.isfinite(mean + before)
+            ratio = mean[both] / before[both]
             if np.all((ratio > _ALIKE[0]) & (ratio < _ALIKE[1])):
                 return True
         before = mean
@@ -234,7 +236,7 @@ def _doubled(
 
 
 class Watch:
-    """Watches whether the values of steps fall, and how far the points go.
+    """A watch on whether the values of steps fall, and on how far the points go.
 
     Attributes:
       best: The best point so far.

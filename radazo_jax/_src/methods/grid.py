@@ -8,8 +8,7 @@ import numpy as np
 
 from radazo_jax._src.methods import contract, evolution, slopes
 from radazo_jax._src.methods.contract import Ask, Box, Part, Start, Steps, answered
-from radazo_jax._src.methods.ends import Reason
-from radazo_jax._src.methods.known import Known
+from radazo_jax._src.methods.ends import Reason, decided
 from radazo_jax._src.methods.points import Space
 from radazo_jax._src.methods.quadratic import in_ball
 
@@ -95,7 +94,7 @@ class Grid(NamedTuple):
         return x[self.free][self.whole].tobytes()
 
 
-class Model(NamedTuple):
+class GridModel(NamedTuple):
     """A quadratic model gᵀs + sᵀHs/2 of the change of the value, |sᵢ| ≤ 1.
 
     Attributes:
@@ -214,7 +213,7 @@ def fitted(
     return found[m + 1 :], hessian + (points.T * found[:m]) @ points
 
 
-class Search:
+class GridDescent:
     """A descent along models.
 
     Attributes:
@@ -226,7 +225,7 @@ class Search:
       tried: Neighbors that were tried from the best point.
     """
 
-    def __init__(self, grid: Grid, known: Known):
+    def __init__(self, grid: Grid, known: contract.Known):
         self.grid, self.known, self.radius = grid, known, _FIRST
         n, half = len(grid.free), grid.step[grid.whole] / grid.units[grid.whole] / 2
         self.least = np.min(half, initial=np.inf)
@@ -253,7 +252,7 @@ class Search:
         longer = abs(ahead - x)[i, free] >= abs(back - x)[i, free]
         return np.where(longer[:, None], ahead, back)
 
-    def model(self) -> Model:
+    def model(self) -> GridModel:
         """Returns the model about the best point, in units of the reach."""
         x, value = self.known.best.params, self.known.best.value
         n, reach = len(self.grid.free), self.reach
@@ -275,9 +274,9 @@ class Search:
             (bound - x)[self.grid.free] / reach for bound in self.grid.space.box
         )
         box = Box(np.maximum(lower, -1), np.minimum(upper, 1))
-        return Model(gradient, hessian, box, self.grid.step / reach)
+        return GridModel(gradient, hessian, box, self.grid.step / reach)
 
-    def neighbors(self, model: Model) -> np.ndarray:
+    def neighbors(self, model: GridModel) -> np.ndarray:
         """Returns neighbors that were not tried, the best first, shape [m, d]."""
         x, moves = self.known.best.params, model.moves(np.ones(len(model.step)))
         points = self.grid.point(x, moves * self.reach)
@@ -291,7 +290,7 @@ class Search:
 
 
 def steps(
-    start: Start, known: Known, units: np.ndarray, patience: float = np.inf
+    start: Start, known: contract.Known, units: np.ndarray, patience: float = np.inf
 ) -> Steps:
     """Takes steps along models over the grid, until no neighbor is better.
 
@@ -304,7 +303,7 @@ def steps(
     grid, value = Grid.of(start, units), known.best.value
     if not len(grid.free):
         return known.best._replace(reason=Reason.FIXED)
-    at, latest, lowest = Search(grid, known), len(known.values), value
+    at, latest, lowest = GridDescent(grid, known), len(known.values), value
     yield from known.at(at.first())
     while True:
         best = known.best
@@ -317,10 +316,11 @@ def steps(
         if at.radius > at.least:
             at.radius = max(at.radius / 2, at.least)
         elif not (yield from _settled(at, value, start.resolution)):
-            return known.best._replace(reason=Reason.NEIGHBORS)
+            best, rises = known.best, max(known.values) > known.best.value
+            return best._replace(reason=decided(best.value, rises, Reason.NEIGHBORS))
 
 
-def _step(at: Search, value: float, resolution: float) -> Part[bool]:
+def _step(at: GridDescent, value: float, resolution: float) -> Part[bool]:
     """Takes a step along the model, or to a neighbor.
 
     Args:
@@ -356,7 +356,7 @@ def _step(at: Search, value: float, resolution: float) -> Part[bool]:
     return at.radius > at.least
 
 
-def _settled(at: Search, value: float, resolution: float) -> Part[bool]:
+def _settled(at: GridDescent, value: float, resolution: float) -> Part[bool]:
     """Moves the continuous parameters along slopes; says whether that helped."""
     best, grid = at.known.best, at.grid
     if np.all(grid.whole):
@@ -386,7 +386,7 @@ def minimized(
       scale: As in `untuned`.
       restarts: Number of searches after the first minimum.
     """
-    d, known = len(start.params), Known(start.params, value)
+    d, known = len(start.params), contract.Known(start.params, value)
     population, models = evolution.default_population(d), not noisy and d <= _MOST
     patience = _PATIENCE * (d + 1) if restarts > 0 else np.inf
 
@@ -421,7 +421,9 @@ def minimized(
     return best
 
 
-def _explored(known: Known, inner: Steps, descent: Callable[[str], Steps]) -> Steps:
+def _explored(
+    known: contract.Known, inner: Steps, descent: Callable[[str], Steps]
+) -> Steps:
     """Takes the steps of a strategy; models follow a lower value."""
     before, lowest, since = known.best, known.best.value, 0
 

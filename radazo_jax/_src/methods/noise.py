@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from radazo_jax._src.methods.contract import Part
-from radazo_jax._src.methods.points import Differences, Space, along
+from radazo_jax._src.methods.points import AxisDifferences, Space, along
 
 # The number of points on a line that show noise, and the share of the values within
 # which they must lie.
@@ -135,13 +135,13 @@ def measured(
 
 
 def are_hidden(changes: np.ndarray, value: float) -> np.ndarray:
-    """Whether changes may be rounding: bool, shape [d]."""
+    """Says whether changes may be rounding: bool, shape [d]."""
     least = _HIDDEN * np.finfo(float).eps * abs(value)
     return np.isfinite(changes) & (abs(changes) <= least)
 
 
 def are_digits(changes: np.ndarray, value: float, begun: float) -> bool:
-    """Whether changes are whole multiples of one, as of values with few digits.
+    """Says whether changes are whole multiples of one, as of values with few digits.
 
     Near a minimum of 0, short changes of a smooth function are as alike, but no larger
     than roundings of the value `begun` at the start.
@@ -216,7 +216,7 @@ class Short(enum.Enum):
 
 
 def short(
-    x: np.ndarray, value: float, begun: float, first: Differences, space: Space
+    x: np.ndarray, value: float, begun: float, first: AxisDifferences, space: Space
 ) -> Part[Short]:
     """Says what short changes are, by longer moves if many are 0 or very large."""
     if are_digits(first.changes, value, begun):
@@ -257,12 +257,12 @@ def _twice(
 
 
 def _is_parabola(one: float, two: float) -> bool:
-    """Whether these are changes by a move, and by one twice as long, at a minimum."""
+    """Says whether a move, and one twice as long, change values as at a minimum."""
     return one > 0 and _PARABOLA[0] * one < two < _PARABOLA[1] * one
 
 
 def jitter(
-    x: np.ndarray, value: float, first: Differences, space: Space
+    x: np.ndarray, value: float, first: AxisDifferences, space: Space
 ) -> Part[float | None]:
     """Measures the relative noise of values whose short changes do not add up."""
     if np.any(first.dead) or not np.all(first.known):
@@ -275,7 +275,7 @@ def jitter(
 
 
 def sizes(
-    x: np.ndarray, value: float, first: Differences, space: Space
+    x: np.ndarray, value: float, first: AxisDifferences, space: Space
 ) -> Part[np.ndarray]:
     """Finds the move of each parameter that changes the value by about a hundredth.
 
@@ -284,7 +284,7 @@ def sizes(
     Args:
       x: The point, shape [d].
       value: Its value, finite.
-      first: Differences there, which are the first round.
+      first: AxisDifferences there, which are the first round.
       space: The space of the points.
     """
     width = space.box.upper - space.box.lower
@@ -309,8 +309,8 @@ def sizes(
     return np.where(usable, seek.guesses, space.sizes)
 
 
-def are_needed(first: Differences, value: float) -> bool:
-    """Whether slopes are too unlike for parameters of one size."""
+def are_needed(first: AxisDifferences, value: float) -> bool:
+    """Says whether slopes are too unlike for parameters of one size."""
     changes, slopes = first.changes[first.known], abs(first.gradient[first.known])
     if not len(changes):
         return False
@@ -321,13 +321,13 @@ def are_needed(first: Differences, value: float) -> bool:
     return bool(np.any(hidden)) or wide or bool(apart)
 
 
-def are_of_steps(first: Differences, value: float) -> bool:
-    """Whether most short changes are 0, or as large as the changes of long moves."""
+def are_of_steps(first: AxisDifferences, value: float) -> bool:
+    """Says whether most short changes are 0, or as large as those by long moves."""
     moved = first.steps != 0
     of_steps = moved & (first.dead | are_jumps(first, value))
     return bool(2 * np.sum(of_steps) > np.sum(moved))
 
 
-def are_jumps(first: Differences, value: float) -> np.ndarray:
-    """Whether short changes are as large as changes of long moves: bool, shape [d]."""
+def are_jumps(first: AxisDifferences, value: float) -> np.ndarray:
+    """Says whether short changes are as large as those by long moves: bool, [d]."""
     return abs(first.changes) > _JUMP * AIM * abs(value)

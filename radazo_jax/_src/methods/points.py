@@ -73,7 +73,7 @@ class Space(NamedTuple):
             lengths = np.where(stays, 4 * lengths, lengths)
 
 
-class Differences(NamedTuple):
+class AxisDifferences(NamedTuple):
     """Differences of values along the parameters.
 
     Attributes:
@@ -89,7 +89,7 @@ class Differences(NamedTuple):
     rise: float = 0.0
 
     @classmethod
-    def none(cls, x: np.ndarray) -> "Differences":
+    def none(cls, x: np.ndarray) -> "AxisDifferences":
         """Returns the differences of parameters that do not move."""
         return cls(np.zeros_like(x), np.zeros_like(x), np.zeros(len(x), bool))
 
@@ -120,7 +120,7 @@ def along(x: np.ndarray, which: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 def forward(
     x: np.ndarray, value: float, lengths: np.ndarray, space: Space
-) -> Part[Differences]:
+) -> Part[AxisDifferences]:
     """Takes a forward difference along each parameter.
 
     A difference that failed is tried on the other side, and at half of its step.
@@ -135,7 +135,7 @@ def forward(
     steps, changes = ends - x, np.zeros_like(x)
     which = np.flatnonzero(steps)
     if not len(which):
-        return Differences.none(x)
+        return AxisDifferences.none(x)
     first = steps.copy()
     changes[which] = (yield along(x, which, ends[which])) - value
     for share in _SHARES:
@@ -148,7 +148,7 @@ def forward(
             continue
         steps[failed] = ends[failed] - x[failed]
         changes[failed] = (yield along(x, failed, ends[failed])) - value
-    return Differences(steps, changes, (changes == 0) & (steps != 0))
+    return AxisDifferences(steps, changes, (changes == 0) & (steps != 0))
 
 
 class Sides(NamedTuple):
@@ -205,7 +205,7 @@ def both_sides(
 
 def central(
     x: np.ndarray, value: float, lengths: np.ndarray, space: Space
-) -> Part[Differences]:
+) -> Part[AxisDifferences]:
     """Takes a central difference along each parameter; near a bound, a one-sided one.
 
     The change belongs to a parabola through the three values: its slope times the step.
@@ -214,6 +214,17 @@ def central(
     """
     sides = yield from both_sides(x, value, lengths, space)
     h, first, k, second = sides[:4]
+    # Half of the move to the other side stands for a side that failed.
+    ahead = np.isfinite(first)
+    ends = space.point(x + np.where(ahead, h, k) / 2)
+    one = np.flatnonzero((ahead != np.isfinite(second)) & (ends != x))
+    if len(one):
+        half = np.full_like(x, np.nan)
+        half[one] = (yield along(x, one, ends[one])) - value
+        behind = np.isfinite(half) & ~ahead
+        h, first = np.where(behind, ends - x, h), np.where(behind, half, first)
+        beyond = np.isfinite(half) & ~behind
+        k, second = np.where(beyond, ends - x, k), np.where(beyond, half, second)
     with np.errstate(all="ignore"):
         slopes = (first * (k / h) - second * (h / k)) / (k - h)
         slopes = np.where(np.isfinite(slopes), slopes, first / h)
@@ -228,7 +239,7 @@ def central(
         bends = ahead - back * (h / k)
         rises = np.where(h * k < 0, bends, np.minimum(ahead, back))
     rise = np.max(rises, initial=0.0, where=(h != 0) & (k != 0))
-    return Differences(h, changes, (h != 0) & flat, float(rise))
+    return AxisDifferences(h, changes, (h != 0) & flat, float(rise))
 
 
 def scaled(inner: Callable[..., Steps], values: np.ndarray) -> Steps:

@@ -29,8 +29,14 @@ from radazo_jax._src.methods.contract import (
     Steps,
     answered,
 )
-from radazo_jax._src.methods.ends import Reason, guarded
-from radazo_jax._src.methods.points import Differences, Space, finite, forward, scaled
+from radazo_jax._src.methods.ends import Reason, decided, guarded
+from radazo_jax._src.methods.points import (
+    AxisDifferences,
+    Space,
+    finite,
+    forward,
+    scaled,
+)
 
 # The first step sizes of a strategy: at a start, next to a jump, and once slopes have
 # led nowhere.
@@ -92,7 +98,7 @@ class Plan(NamedTuple):
     begun: float
     resolution: float
     noise: float = 0.0
-    first: Differences | None = None
+    first: AxisDifferences | None = None
     hessian: np.ndarray | None = None
     sizes: np.ndarray | None = None
     cells: np.ndarray | None = None
@@ -290,6 +296,8 @@ def _run(method: Untuned, start: Start, value: float, near: float) -> Steps:
             sigma = _WIDTHS.get(best.reason, _ACROSS)
         if best.reason == Reason.WITHIN:
             return best
+        if best.reason == Reason.NOISE and best.value < before:
+            sigma = plan.hidden(before - best.value)
         if best.reason in _FOUND:
             limit = best.value - plan.resolved(best.value, value)
             # At a saddle or on a plateau slopes are as small as at a minimum.
@@ -306,8 +314,6 @@ def _run(method: Untuned, start: Start, value: float, near: float) -> Steps:
                 units = np.maximum(units, plan.cells / sigma)
         elif not np.isfinite(best.value):
             limit = math.inf
-        elif best.reason == Reason.NOISE and best.value < before:
-            sigma = plan.hidden(before - best.value)
         found, interrupted = yield from _until(
             _evolution(start, best, reason, units, sigma, population, plan.noise),
             *(limit, most),
@@ -398,30 +404,17 @@ def _first_values(
         known = {"resolution": start.resolution, "hessian": hessian} | known
         return Plan(End(x, value, kind), kind in _SMOOTH, space, begun, **known)
 
-    def models(reason: str, noise: float = 0.0) -> Part[quadratic.Known]:
-        start.report("quadratic()", reason)
-        units = contract.sizes(start, method.scale)
-        return quadratic.first(start, value, units, noise)
-
-    def crossing() -> Part[Plan]:
-        nonlocal x, value
-        at = yield from _crossed(method, start, x, value, space)
-        x, value = at.params, at.value
-        if at.reason:
-            return plan(at.reason)
-        return (yield from _first_values(method, start._replace(params=x), value))
-
     if not np.isfinite(value):
         value = np.inf
         return plan(Reason.FAILED)
     if len(x) <= (quadratic.FEW_IF_NOISY if noisy else quadratic.FEW) and not flat:
-        x, value, hessian = yield from models(Reason.FEW, changed)
+        x, value, hessian = yield from _models(method, start, value, changed)
     if noisy:
         return plan(Reason.NOISE, noise=changed)
     if len(x) > _MOST:
         return plan(Reason.MANY)
     if flat:
-        return (yield from crossing())
+        return (yield from _across(method, start, plan(Reason.STILL)))
     first = yield from forward(x, value, spacing * space.spans(x), space)
     x = yield from _returned(start, x, value, first.dead)
     short = yield from noise.short(x, value, begun, first, space)
@@ -437,20 +430,36 @@ def _first_values(
     if slopes_show and quadratic.FEW < len(x) <= quadratic.FEW_IF_NOISY:
         found = yield from noise.jitter(x, value, first, space)
         if found is not None and found > start.resolution:
-            x, value, hessian = yield from models(Reason.JITTER)
+            x, value, hessian = yield from _models(method, start, value, None)
             return plan(Reason.JITTER, resolution=found)
     if np.all(first.dead | (first.steps == 0)):
-        return (yield from crossing())
+        return (yield from _across(method, start, plan(Reason.STILL)))
     # Near a minimum slopes differ by chance, and sizes that models used are right.
     steep = short is noise.Short.STEEP and hessian is None
+    if steep:
+        # Next to a minimum of about 0, a value is compared with those around.
+        longer = yield space.point(x + noise.PROBE * space.spans(x))[None]
+        begun = max(abs(begun), *abs(longer[np.isfinite(longer)]))
     if not steep and (hessian is not None or not noise.are_needed(first, value)):
         return plan(Reason.SMOOTH, first=first)
     sizes = yield from noise.sizes(x, value, first, space)
     space = space._replace(origin=x, sizes=sizes)
     first = yield from forward(x, value, spacing * space.spans(x), space)
-    of_steps = not steep and noise.are_of_steps(first, value)
-    kind = Reason.STEPS if of_steps else Reason.APART
-    return plan(kind, first=first, sizes=sizes)
+    steps = not steep and noise.are_of_steps(first, value)
+    if steps:
+        changed = abs(float((yield Ask(x[None], again=True))[0]) - value)
+        if changed > slopes.NOISY * abs(value):
+            return plan(Reason.NOISE, noise=changed)
+    return plan(Reason.STEPS if steps else Reason.APART, first=first, sizes=sizes)
+
+
+def _models(
+    method: Untuned, start: Start, value: float, noise: float | None
+) -> Part[quadratic.ModelEnd]:
+    """Takes steps along models as long as they are worth it; `None` is jitter."""
+    start.report("quadratic()", Reason.JITTER if noise is None else Reason.FEW)
+    units = contract.sizes(start, method.scale)
+    return quadratic.first(start, value, units, noise or 0.0)
 
 
 def _returned(
@@ -463,14 +472,9 @@ def _returned(
     return back
 
 
-def _crossed(
-    method: Untuned, start: Start, x: np.ndarray, value: float, space: Space
-) -> Steps:
-    """Takes differences that cross the steps of a function.
-
-    Returns:
-      The end, and what the function is; an empty reason if it is none of steps.
-    """
+def _across(method: Untuned, start: Start, plan: Plan) -> Part[Plan]:
+    """Takes differences that cross the steps of a function; returns the next plan."""
+    x, value, space = plan.end.params, plan.end.value, plan.space
     units, everywhere = contract.sizes(start, method.scale), np.ones(len(x), bool)
     start.report("long differences", Reason.STILL)
     x, value, changed = yield from far.long_differences(x, value, units, space)
@@ -478,14 +482,15 @@ def _crossed(
         looked = yield from far.look(x, value, everywhere, units, space)
         x, value = looked.x, looked.value
         if not np.any(looked.lengths):
-            return End(x, value, Reason.FLAT)
+            return plan._replace(end=End(x, value, decided(value, False)))
     short = math.sqrt(start.resolution) * space.spans(x)
     near = (yield space.point(x + short)[None])[0]
     if near == value or np.array_equal(x, start.params):
         bowl = yield from far.is_bowl(x, value, units, space)
-        return End(x, value, Reason.MINIMUM if bowl else Reason.STEPS)
+        kind = decided(value, True) if bowl else Reason.STEPS
+        return plan._replace(end=End(x, value, kind))
     # The start was a saddle or on a plateau, and not between steps.
-    return End(x, value, "")
+    return (yield from _first_values(method, start._replace(params=x), value))
 
 
 def _search(
@@ -567,6 +572,8 @@ def _descent(
         )
         plan = plan._replace(first=None, hessian=None, resolution=end.resolution)
         best = End(end.params, end.value, end.reason)
+        if end.reason == Reason.NOISE:
+            plan = plan._replace(noise=end.resolution * abs(end.value))
         if not np.any(end.dead) or end.reason in (Reason.NOISE, Reason.FIXED):
             return best, plan
         units = method.sizes(start, best.params)

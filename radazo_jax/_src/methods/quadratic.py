@@ -242,7 +242,7 @@ class Frame(NamedTuple):
         return (points - self.start.params)[..., self.free] / self.units
 
     def moves(self, at: "Region") -> bool:
-        """Whether a move by ρ is not rounded away."""
+        """Says whether a move by ρ is not rounded away."""
         best = at.points[at.best]
         ends = self.point(best + at.resolution * np.array([[0.0], [1.0], [-1.0]]))
         return bool(np.any(ends != ends[0]))
@@ -427,7 +427,7 @@ def _step(frame: Frame, at: Region) -> Part[float]:
     return fall
 
 
-class Known(NamedTuple):
+class ModelEnd(NamedTuple):
     """The best point of models at their end, and their last Hessian matrix.
 
     Attributes:
@@ -444,7 +444,7 @@ class Known(NamedTuple):
 
 def first(
     start: Start, value: float, units: np.ndarray, noise: float = 0.0
-) -> Part[Known]:
+) -> Part[ModelEnd]:
     """Takes steps along models as long as they are worth it, before other methods.
 
     They are not if the function fails, if the sizes of the parameters are wrong, if
@@ -460,12 +460,12 @@ def first(
     x, frame = start.params, Frame.of(start, units)
     size = len(frame.units) + 1
     if size == 1:
-        return Known(x, value)
+        return ModelEnd(x, value)
     radius = _IF_NOISY if noise else _FIRST
     at = yield from _begun(frame, value, radius)
     latest, hessian, changes = at.count, None, at.values[1:] - value
     if noise and np.max(abs(changes)) < _CLEAR * noise:
-        return Known(x, value)
+        return ModelEnd(x, value)
     least = np.min(abs(changes[changes != 0]), initial=np.inf)
     goes_on = not at.failed and np.max(abs(changes)) <= _APART * least
     while goes_on and at.resolution > _LAST_FIRST * radius and frame.moves(at):
@@ -480,4 +480,4 @@ def first(
         hessian = np.zeros((len(x), len(x)))
         units = np.outer(frame.units, frame.units)
         hessian[np.ix_(frame.free, frame.free)] = at.hessian / units
-    return Known(frame.point(at.points[at.best]), at.lowest, hessian)
+    return ModelEnd(frame.point(at.points[at.best]), at.lowest, hessian)

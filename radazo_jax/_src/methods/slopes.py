@@ -21,7 +21,7 @@ from radazo_jax._src.methods.contract import (
 )
 from radazo_jax._src.methods.ends import Reason, decided, guarded
 from radazo_jax._src.methods.points import (
-    Differences,
+    AxisDifferences,
     Space,
     both_sides,
     central,
@@ -218,7 +218,7 @@ class Ended(NamedTuple):
     resolution: float
 
 
-class Progress:
+class Descent:
     """A descent along slopes: the point, what is known there, and how it is measured.
 
     Attributes:
@@ -234,6 +234,10 @@ class Progress:
       nowhere: Number of times that central differences led nowhere.
       latest: The latest values of steps.
       close: Number of steps in a row that hardly moved.
+      equal: Number of steps in a row that hardly lowered the value.
+      jumps: Number of directions in a row that ended before a jump.
+      cuts: Number of steps in a row that were cut short.
+      before: The point and the slopes before the latest step, if it led lower.
     """
 
     def __init__(self, x: np.ndarray, value: float, start: float, resolution: float):
@@ -242,9 +246,11 @@ class Progress:
         self.memory = Memory(max(10, min(2 * len(x), 40)))
         self.twosided, self.reach, self.nowhere = False, 0.0, 0
         self.latest: list[float] = []
-        self.close = 0
+        self.close = self.equal = self.jumps = self.cuts = 0
+        self.is_probed = False
+        self.before: tuple[np.ndarray, np.ndarray] | None = None
         self.spacing = self.length(1 / 2)
-        self.found = Differences.none(x)
+        self.found = AxisDifferences.none(x)
 
     def length(self, power: float) -> float:
         """Returns the length of differences that balances noise and curvature."""
@@ -264,7 +270,7 @@ class Progress:
         self.spacing = self.length(1 / 3 if self.twosided else 1 / 2)
 
     def crawls(self, moved: np.ndarray, space: Space) -> bool:
-        """Whether the latest steps have led to hardly anything, after one more."""
+        """Says whether the latest steps have led to hardly anything, after one more."""
         is_close = np.all(abs(moved) <= _CLOSE * space.spans(self.x))
         self.latest = [*self.latest, self.value][-_CRAWL:]
         self.close = self.close + 1 if is_close else 0
@@ -289,7 +295,7 @@ def steps(
     space: Space,
     resolution: float,
     *,
-    begun: Differences | None = None,
+    begun: AxisDifferences | None = None,
     hessian: np.ndarray | None = None,
     first: float | None = None,
     tolerance: float | None = None,
@@ -309,12 +315,9 @@ def steps(
       first: Value at the start of the run, if it began elsewhere.
       tolerance: See `untuned`.
     """
-    at = Progress(x, value, value if first is None else first, resolution)
+    at = Descent(x, value, value if first is None else first, resolution)
     if hessian is not None:
         at.memory.know(hessian * np.outer(space.sizes, space.sizes))
-    before: tuple[np.ndarray, np.ndarray] | None = None
-    equal = jumps = cuts = 0
-    is_probed = False
     while True:
         if begun is None:
             yield from at.measure(space)
@@ -323,49 +326,76 @@ def steps(
         gradient = at.found.gradient
         if not np.any(at.found.steps):
             return at.ended(Reason.FIXED)
-        if before is not None:
-            step = at.x - before[0]
-            at.memory.add(step / space.sizes, (gradient - before[1]) * space.sizes)
+        if at.before is not None:
+            step, change = at.x - at.before[0], gradient - at.before[1]
+            at.memory.add(step / space.sizes, change * space.sizes)
         direction, free = _direction(at, gradient, space)
         promised = -float(gradient @ direction)
         searched = Searched(None, at.value)
         if promised > (2 * at.resolved() if at.memory.pairs else 0):
-            most = _LENGTHENED if before is not None else _LENGTHENED_FIRST
+            most = _LENGTHENED_FIRST if at.before is None else _LENGTHENED
             searched = yield from line_search(
                 at.x, at.value, gradient, direction, space, most
             )
         if searched.x is not None:
-            fall, moved = at.value - searched.value, searched.x - at.x
-            before = at.x, gradient
-            at.reach = max(at.reach, float(np.linalg.norm(moved / space.sizes)))
-            at.x, at.value, jumps = searched.x, searched.value, 0
-            if tolerance is not None and _within(tolerance, at, moved, fall, space):
-                return at.ended(Reason.WITHIN)
-            cuts = cuts + 1 if -gradient @ moved < _CUT * promised else 0
-            if cuts == _AT_CUTS and not is_probed:
-                is_probed = True
-                if (yield from _is_lower_around(at, space)):
-                    return at.ended(Reason.NOWHERE)
-            equal = equal + 1 if fall <= _EQUAL * at.resolved() else 0
-            if at.crawls(moved, space):
-                if at.twosided:
-                    return at.ended(Reason.SETTLED)
-                at.both_sides()
-                equal = 0
-            if equal < 2:
+            reason = yield from _moved(
+                at, searched.x, searched.value, promised, space, tolerance
+            )
+            if reason is not None:
+                return at.ended(reason)
+            if at.equal < 2:
                 continue
-        before, jumps = None, jumps + searched.jumps
-        if jumps >= _AT_JUMPS:
+        at.before, at.jumps = None, at.jumps + searched.jumps
+        if at.jumps >= _AT_JUMPS:
             return at.ended(Reason.JUMPS)
-        settled = equal >= 2 or _is_small(at, gradient * free, space)
+        settled = at.equal >= 2 or _is_small(at, gradient * free, space)
         reason = yield from _without_a_step(at, searched, settled, space)
         if reason is not None:
             return at.ended(reason)
-        equal = 0
+        at.equal = 0
+
+
+def _moved(
+    at: Descent,
+    x: np.ndarray,
+    value: float,
+    promised: float,
+    space: Space,
+    tolerance: float | None,
+) -> Part[Reason | None]:
+    """Moves to a lower point; returns why slopes end there, or `None`.
+
+    Args:
+      at: The descent.
+      x: The point, shape [d].
+      value: Its value.
+      promised: Fall that the slope promised for the whole step.
+      space: The space of the points.
+      tolerance: See `untuned`.
+    """
+    fall, moved = at.value - value, x - at.x
+    gradient, at.jumps = at.found.gradient, 0
+    at.before = at.x, gradient
+    at.reach = max(at.reach, float(np.linalg.norm(moved / space.sizes)))
+    at.x, at.value = x, value
+    if tolerance is not None and _within(tolerance, at, moved, fall, space):
+        return Reason.WITHIN
+    at.cuts = at.cuts + 1 if -gradient @ moved < _CUT * promised else 0
+    if at.cuts == _AT_CUTS and not at.is_probed:
+        at.is_probed = True
+        if (yield from _is_lower_around(at, space)):
+            return Reason.NOWHERE
+    at.equal = at.equal + 1 if fall <= _EQUAL * at.resolved() else 0
+    if at.crawls(moved, space):
+        if at.twosided:
+            return Reason.SETTLED
+        at.both_sides()
+        at.equal = 0
+    return None
 
 
 def _without_a_step(
-    at: Progress, searched: Searched, settled: bool, space: Space
+    at: Descent, searched: Searched, settled: bool, space: Space
 ) -> Part[Reason | None]:
     """Says why slopes end here, or measures them in another way: the result is `None`.
 
@@ -382,6 +412,7 @@ def _without_a_step(
         again = float((yield Ask(at.x[None], again=True))[0])
         differs = abs(again - at.value) / abs(at.value) if at.value else abs(again)
         if differs > NOISY:
+            at.resolution = differs
             return Reason.NOISE
         if differs > at.resolution:
             # Sums in another order, for example: a coarser rounding.
@@ -404,7 +435,7 @@ def _without_a_step(
     return decided(at.value, curved or bool(changes)) if settled else Reason.NOWHERE
 
 
-def _is_lower_around(at: Progress, space: Space) -> Part[bool]:
+def _is_lower_around(at: Descent, space: Space) -> Part[bool]:
     """Moves each parameter far to both sides, and keeps the best point."""
     sides = yield from both_sides(at.x, at.value, _LONG * space.sizes, space)
     if sides.lowest is None or not sides.change < 0:
@@ -414,7 +445,7 @@ def _is_lower_around(at: Progress, space: Space) -> Part[bool]:
 
 
 def _direction(
-    at: Progress, gradient: np.ndarray, space: Space
+    at: Descent, gradient: np.ndarray, space: Space
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns a direction of descent, and whether each parameter is free to move.
 
@@ -443,16 +474,16 @@ def _direction(
     return direction * unit, free
 
 
-def _is_small(at: Progress, gradient: np.ndarray, space: Space) -> bool:
-    """Whether slopes are as small as at a minimum, as far as values resolve it."""
+def _is_small(at: Descent, gradient: np.ndarray, space: Space) -> bool:
+    """Says whether slopes are as small as at a minimum, as far as values resolve it."""
     least = at.resolution ** (1 / 3) * max(abs(at.value), abs(at.start))
     return bool(np.all(abs(gradient) * space.spans(at.x) <= least))
 
 
 def _within(
-    tolerance: float, at: Progress, moved: np.ndarray, fall: float, space: Space
+    tolerance: float, at: Descent, moved: np.ndarray, fall: float, space: Space
 ) -> bool:
-    """Whether a step moved neither the parameters nor the value beyond a tolerance."""
+    """Says whether a step moved nothing beyond a tolerance."""
     little = abs(moved) <= tolerance * np.maximum(abs(at.x), space.sizes)
     return bool(np.all(little)) and fall <= tolerance * max(
         abs(at.value), abs(at.start)

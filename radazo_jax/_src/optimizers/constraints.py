@@ -68,13 +68,13 @@ def anchored_decay(
     def init_fn(params: optax.Params) -> AnchoredDecayState:
         # Optax reads the structure of the state from a tree without leaves.
         if anchor is None or not jax.tree.leaves(params):
-            return AnchoredDecayState(trees.copy(params))
+            return AnchoredDecayState(trees.copies(params))
         shapes: list[Any] = [jax.tree.map(jnp.shape, x) for x in (params, anchor)]
         if shapes[0] != shapes[1]:
             raise ValueError(
                 f"anchor must be a tree like params, {shapes[0]}; got {shapes[1]}."
             )
-        return AnchoredDecayState(trees.copy(anchor))
+        return AnchoredDecayState(trees.copies(anchor))
 
     def update_fn(
         updates: optax.Updates,

@@ -136,7 +136,7 @@ def _blocks(shape: tuple[int, ...]) -> Iterator[Block]:
 def _are_equal(whole: Any, parts: Any) -> bool:
     """Whether the leaves of two trees are the same up to rounding."""
     leaves = [
-        [trees.words(x) for x in jax.tree.leaves(tree)] for tree in (whole, parts)
+        [trees.key_words(x) for x in jax.tree.leaves(tree)] for tree in (whole, parts)
     ]
     return len(leaves[0]) == len(leaves[1]) and all(
         np.allclose(x, y, rtol=1e-5, atol=0, equal_nan=True)
@@ -294,7 +294,7 @@ def _check_blocks(
             )
 
 
-def unchanged(u: jax.Array, p: jax.Array, positions: Positions) -> jax.Array:
+def keep_update(u: jax.Array, p: jax.Array, positions: Positions) -> jax.Array:
     """The updates of a block as they are."""
     del p, positions
     return u

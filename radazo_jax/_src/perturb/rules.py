@@ -28,7 +28,7 @@ Value = Any  # An array or a View.
 _MAX_UNTIED = 2**16
 
 
-def evaluate(
+def interpret(
     jaxpr: core.ClosedJaxpr, args: Sequence[Value], ready: Container[int] = ()
 ) -> list[jax.Array]:
     """Evaluates `jaxpr` at arguments some of which are views.
@@ -299,7 +299,7 @@ def _scan(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
         # a leaf must not be built once for all steps, ahead of the loop.
         inputs = [*(views.drawn_after(value, i) for value in consts), *carry, *slices]
         ready = {id(value) for value in inputs if params["unroll"] == 1}
-        outputs = evaluate(params["jaxpr"], inputs, ready)
+        outputs = interpret(params["jaxpr"], inputs, ready)
         return outputs[:num_carry], outputs[num_carry:]
 
     steps = jnp.arange(params["length"], dtype=jnp.uint32)
@@ -323,8 +323,8 @@ def _while(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     cond_consts, rest = inputs[:num_cond], inputs[num_cond:]
     body_consts, init = rest[:num_body], _built(rest[num_body:])
     return lax.while_loop(
-        lambda carry: evaluate(params["cond_jaxpr"], [*cond_consts, *carry])[0],
-        lambda carry: evaluate(params["body_jaxpr"], [*body_consts, *carry]),
+        lambda carry: interpret(params["cond_jaxpr"], [*cond_consts, *carry])[0],
+        lambda carry: interpret(params["body_jaxpr"], [*body_consts, *carry]),
         init,
     )
 
@@ -335,7 +335,8 @@ def _cond(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     index, *operands = inputs
     [index] = _built([index])
     branches = [
-        functools.partial(evaluate, jaxpr, operands) for jaxpr in eqn.params["branches"]
+        functools.partial(interpret, jaxpr, operands)
+        for jaxpr in eqn.params["branches"]
     ]
     return lax.switch(index, branches)
 

@@ -84,7 +84,7 @@ def evaluate(
     """`perturb(fun)` for arrays with a known layout, which may be called in a loop."""
     jaxpr, outputs_of = _trace(fun, params, args, kwargs)
     given = views.views_of(params, layout, direction, jnp.asarray(scale), in_loop)
-    return outputs_of(rules.evaluate(jaxpr, views.with_small_drawn(given)))
+    return outputs_of(rules.interpret(jaxpr, views.with_small_drawn(given)))
 
 
 def _trace(
@@ -148,7 +148,7 @@ def layout_for(
         # A new function each time: JAX remembers the programs of those it has traced,
         # and `fun` may have no hash, or read what has changed since.
         jaxpr = jax.make_jaxpr(lambda params: fun(params))(params)
-        rules.evaluate(jaxpr, given)
+        rules.interpret(jaxpr, given)
 
     jax.eval_shape(trace, jax.random.key(0), params)
     return layout.with_axes(found)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from radazo_jax._src.steps import states
 _DEFAULT_STEPS = 1000
 
 
-class Progress(NamedTuple):
+class RunProgress(NamedTuple):
     """Progress of a run, which compiled loops keep and compare, too.
 
     Attributes:
@@ -24,25 +24,25 @@ class Progress(NamedTuple):
       patience: Number of steps without progress that ends the run: int32, shape ().
     """
 
-    lowest: Any
-    since: Any
-    target: Any
-    patience: Any
+    lowest: jax.Array | np.ndarray
+    since: jax.Array | np.ndarray
+    target: jax.Array | np.ndarray
+    patience: jax.Array | np.ndarray
 
-    def after(self, value: Any) -> "Progress":
+    def after(self, value: float | jax.Array) -> "RunProgress":
         """Returns the progress after a step with this value."""
         xp = jnp if isinstance(value, jax.Array) else np
         lower = xp.isfinite(value) & (value < self.lowest)
         since = xp.where(lower, 0, self.since + 1).astype(np.int32)
         return self._replace(lowest=xp.where(lower, value, self.lowest), since=since)
 
-    def at_target(self) -> Any:
+    def at_target(self) -> jax.Array | np.ndarray:
         """Returns whether the run has reached its target."""
         xp = jnp if isinstance(self.lowest, jax.Array) else np
         most = xp.finfo(self.lowest.dtype).max
         return (self.lowest < most) & (self.lowest <= self.target)
 
-    def ends(self) -> Any:
+    def ends(self) -> jax.Array | np.ndarray:
         """Returns whether the run ends here."""
         return self.at_target() | (self.since >= self.patience)
 
@@ -62,7 +62,7 @@ class Budget:
       is_open: Whether there is none, so that a run may end by itself.
     """
 
-    progress: Progress
+    progress: RunProgress
     size: int
 
     def __init__(
@@ -87,10 +87,10 @@ class Budget:
         Raises:
           TypeError, ValueError: If an argument is not valid.
         """
-        self._wanted = num_steps or 0
         # A target alone may never be reached.
-        given = num_steps, max_evaluations, max_seconds, patience
-        self.is_open = all(budget is None for budget in given)
+        limits = num_steps, max_evaluations, max_seconds, patience
+        self.is_open = all(limit is None for limit in limits)
+        self._names_steps = num_steps is not None
         self._counts_evaluations = default_steps is None
         if self.is_open:
             num_steps = default_steps
@@ -114,13 +114,14 @@ class Budget:
             checks.check_finite("target", target)
         self.num_steps = states.MOST_STEPS if num_steps is None else num_steps
         self.steps = self.evaluations = self.arrived = self.again = self.reserved = 0
-        self._num_steps = num_steps
         self._most = np.inf if max_evaluations is None else max_evaluations
         self._max_seconds = np.inf if max_seconds is None else float(max_seconds)
         self._target = -np.inf if target is None else float(target)
         self._patience = min(patience or states.MOST_STEPS, states.MOST_STEPS)
 
-    def start(self, size: int, done: Any, dtype: jax.typing.DTypeLike) -> None:
+    def start(
+        self, size: int, done: int | jax.Array, dtype: jax.typing.DTypeLike
+    ) -> None:
         """Starts to count the steps of a run.
 
         Args:
@@ -131,7 +132,7 @@ class Budget:
         Raises:
           ValueError: If `num_steps` is too large, or `max_evaluations` too small.
         """
-        if self._num_steps is None:
+        if self.num_steps == states.MOST_STEPS and not self._names_steps:
             self.num_steps = states.room(done)
         states.check_room(done, self.num_steps)
         if self._most < size:
@@ -146,7 +147,7 @@ class Budget:
         with np.errstate(all="ignore"):
             target = np.clip(self._target, -most, most).astype(dtype)
         none, patience = np.array(most, dtype), np.array(self._patience, np.int32)
-        self.progress = Progress(none, np.zeros((), np.int32), target, patience)
+        self.progress = RunProgress(none, np.zeros((), np.int32), target, patience)
         self._start = time.perf_counter()
 
     def spend(self, evaluations: int) -> None:
@@ -173,10 +174,11 @@ class Budget:
         Raises:
           ValueError: If the caller wants more steps, or none is left.
         """
-        if done >= last or self._wanted > last:
+        wanted = self.num_steps if self._names_steps else 0
+        if done >= last or wanted > last:
             raise ValueError(
                 f"num_steps must end the run at step {last}, at which its learning "
-                f"rate is 0; got {self._wanted} after {done}. Give fewer steps, or "
+                f"rate is 0; got {wanted} after {done}. Give fewer steps, or "
                 "begin another run from state.params, which measures another rate."
             )
         self.num_steps = min(self.num_steps, last - done)
@@ -188,12 +190,12 @@ class Budget:
         return None if total >= states.MOST_STEPS // 2 else int(total)
 
     def shown(self) -> tuple[str, int, int | None]:
-        """The unit of a progress bar, the number of them so far, and the total.
+        """Returns the unit of a progress bar, their number so far, and the total.
 
         A rejected step has one evaluation, so that evaluations do not tell steps.
         """
         is_limited = self._most < np.inf
-        if self._counts_evaluations or (self._num_steps is None and is_limited):
+        if self._counts_evaluations or (is_limited and not self._names_steps):
             total = int(self._most) if is_limited else None
             return "evaluation", self.evaluations + self.arrived, total
         unlimited = self.num_steps >= states.MOST_STEPS // 2
@@ -208,7 +210,7 @@ class Budget:
         by_evaluations = (self._most - self.evaluations) // self.size
         return int(min(self.num_steps - self.steps, by_evaluations))
 
-    def count_step(self, value: Any, evaluations: int) -> None:
+    def count_step(self, value: float, evaluations: int) -> None:
         """Counts a step with this value and so many evaluations."""
         self.count_chunk(1, evaluations, self.progress.after(value))
 
@@ -217,27 +219,26 @@ class Budget:
         after = self.evaluations + np.cumsum(evaluations)
         return min(int(np.sum(after <= self._most)), self.num_steps)
 
-    def _kept(self) -> int:
-        """The evaluations that steps must not use."""
-        return max(self.reserved - self.again, 0)
-
     def reserve(self, share: float, fewest: int) -> None:
         """Keeps a share of the evaluations, if they are limited, to compare points."""
         if self._most < np.inf and not self.reserved:
             wanted = max(fewest, int(share * self._most))
             self.reserved = max(min(wanted, int(self._most) - self.evaluations), 0)
 
-    def again_left(self) -> int:
-        """Returns the number of evaluations that may still compare the best points."""
-        left = self._most - self.evaluations
+    def evaluations_left(self, compares: bool = False) -> int:
+        """Returns the number of evaluations that may still be used.
+
+        Args:
+          compares: Whether they compare the best points, and take no step.
+        """
+        left = self._most - self.evaluations - (0 if compares else self._kept())
         return int(max(min(left, states.MOST_STEPS), 0))
 
-    def evaluations_left(self) -> int:
-        """Returns the number of evaluations that steps may still use."""
-        left = self._most - self._kept() - self.evaluations
-        return int(max(min(left, states.MOST_STEPS), 0))
+    def _kept(self) -> int:
+        """Returns the number of evaluations that steps must not use."""
+        return max(self.reserved - self.again, 0)
 
-    def count_chunk(self, steps: int, evaluations: int, progress: Progress) -> None:
+    def count_chunk(self, steps: int, evaluations: int, progress: RunProgress) -> None:
         """Counts steps with so many evaluations, which led to this progress."""
         self.steps += steps
         self.evaluations += evaluations
@@ -250,8 +251,9 @@ class Budget:
         if self.progress.since >= self.progress.patience:
             return "patience"
         spent = self.evaluations + self.size > self._most - self._kept()
-        if spent and not 0 < self._wanted <= self.steps:
+        ended = self.steps >= self.num_steps
+        if spent and not (ended and self._names_steps):
             return "max_evaluations"
-        if self.steps >= self.num_steps:
+        if ended:
             return "num_steps"
         return "max_seconds" if self.seconds_left() <= 0 else ""

@@ -120,7 +120,7 @@ def solver(
     def init(params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
         # No two leaves share a buffer, and none is the caller's, so that the state can
         # be donated.
-        state = trees.copy(steps.start(run, params, key))
+        state = trees.copies(steps.start(run, params, key))
         draw = steps.draw_of(state.key, state.step)
         warn_of_rounding(estimator, draw, state.params, state.estimator_state)
         return state

@@ -323,7 +323,7 @@ def exceeds(state: SolverState, limits: jax.Array) -> jax.Array:
 
 def resumed(state: SolverState) -> SolverState:
     """Returns the state to start a call with, which forgets failures in a row."""
-    none = trees.number(0, jnp.int32)
+    none = trees.as_scalar(0, jnp.int32)
     return state._replace(failures=state.failures._replace(in_a_row=none))
 
 

@@ -30,7 +30,7 @@ from radazo_jax._src.estimates.contracts import (
 )
 from radazo_jax._src.estimates.gradients import of_params
 from radazo_jax._src.optimizers import rounding
-from radazo_jax._src.optimizers.in_place import InPlaceUpdate, unchanged
+from radazo_jax._src.optimizers.in_place import InPlaceUpdate, keep_update
 from radazo_jax._src.steps import box, states
 from radazo_jax._src.steps.box import Bounds
 from radazo_jax._src.steps.states import (
@@ -62,7 +62,7 @@ def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverSt
     box.check_bounds(run.bounds, params)
     # A start on a bound may be off it by rounding.
     params = box.project(run.bounds, params)
-    count = trees.number(0, jnp.int32)
+    count = trees.as_scalar(0, jnp.int32)
     return SolverState(
         params,
         run.optimizer.init(params),
@@ -88,7 +88,7 @@ def traced_functions(
     sample: Callable[[jax.Array], object] | None,
     params: optax.Params,
     key: jax.Array,
-) -> tuple[programs.Traced, programs.Traced | None]:
+) -> tuple[programs.TracedFunction, programs.TracedFunction | None]:
     """Traces a loss, and the function that samples its batches, as they are now."""
     checks.check_fun(fun)
     if sample is not None and not callable(sample):
@@ -106,7 +106,7 @@ def traced_functions(
     def loss(params: optax.Params, *batch: object) -> object:
         return _of_traced_params(fun, None, batch, {}, params)
 
-    found = programs.traced(loss, params, *batch), of_keys
+    found = programs.trace(loss, params, *batch), of_keys
     states.check_known(found, "fun must close over")
     checks.check_floating(found[0].output)
     return found
@@ -114,9 +114,9 @@ def traced_functions(
 
 def traced_sample(
     sample: Callable[[jax.Array], object], key: jax.Array
-) -> programs.Traced:
+) -> programs.TracedFunction:
     """Traces the function that samples batches; warns if all would be alike."""
-    found = programs.traced(sample, key)
+    found = programs.trace(sample, key)
     if jax.tree.leaves(found.output) and not found.uses_arguments:
         checks.warn(
             "sample must draw by its key; got one whose batch does not depend on it. "
@@ -286,7 +286,7 @@ def _moved(
         # The gradient is not built, nor a direction.
         extra = gradients.extra_args(estimate, None, loss)
         params, optimizer_state = run.optimizer.update.apply(
-            unchanged, optimizer_state, params, **extra
+            keep_update, optimizer_state, params, **extra
         )
         return box.project(run.bounds, params), optimizer_state
 

@@ -10,8 +10,8 @@ import optax
 from jax import lax
 
 from radazo_jax._src.base import programs, trees
-from radazo_jax._src.runs.budget import Budget, Progress
-from radazo_jax._src.runs.history import names, numbers
+from radazo_jax._src.runs.budget import Budget, RunProgress
+from radazo_jax._src.runs.history import names_of_numbers, numbers
 from radazo_jax._src.runs.journal import lowest
 from radazo_jax._src.runs.loop import Steps
 from radazo_jax._src.runs.results import Best, Report
@@ -51,7 +51,7 @@ class Compiled(Steps):
         self._run, self._state, self._interrupted = run, state, interrupted
         self._size, self._given = size or 1, size is not None
         self._latest = 0  # The number of rows before the latest chunk.
-        self._names = names(state)
+        self._names = names_of_numbers(state)
         none, self._limits = np.int32(0), policy.limits(state.failures)
         self._program = programs.of(
             _take_chunk, run, state, budget.progress, none, self._limits, donate=[0]
@@ -112,10 +112,10 @@ class Compiled(Steps):
 def _take_chunk(
     run: Run,
     state: SolverState,
-    progress: Progress,
+    progress: RunProgress,
     length: jax.Array,
     limits: jax.Array,
-) -> tuple[SolverState, Progress, jax.Array]:
+) -> tuple[SolverState, RunProgress, jax.Array]:
     """Takes `length` steps in place; returns their numbers in a buffer.
 
     Args:
@@ -127,14 +127,14 @@ def _take_chunk(
     """
     first = state.step
 
-    def continues(carry: tuple[SolverState, Progress, jax.Array]) -> jax.Array:
+    def continues(carry: tuple[SolverState, RunProgress, jax.Array]) -> jax.Array:
         state, progress, _ = carry
         stops = exceeds(state, limits) | progress.ends()
         return (state.step - first < length) & ~stops
 
     def body(
-        carry: tuple[SolverState, Progress, jax.Array],
-    ) -> tuple[SolverState, Progress, jax.Array]:
+        carry: tuple[SolverState, RunProgress, jax.Array],
+    ) -> tuple[SolverState, RunProgress, jax.Array]:
         state, progress, buffer = carry
         i = state.step - first
         state, info = step.take(run, state, step.loss_at(run, state))
@@ -143,7 +143,7 @@ def _take_chunk(
         return state, progress.after(found[0]), buffer
 
     dtype = trees.widest(state.params)
-    buffer = jnp.zeros((_MAX_CHUNK, len(names(state))), dtype)
+    buffer = jnp.zeros((_MAX_CHUNK, len(names_of_numbers(state))), dtype)
     return lax.while_loop(continues, body, (state, progress, buffer))
 
 

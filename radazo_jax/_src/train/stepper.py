@@ -41,7 +41,7 @@ class Stepper:
         """
         self.run, self.state = run, state
         self.checksum = trees.checksum_of(state.params)
-        self.names = history.names(state)
+        self.names = history.names_of_numbers(state)
         self.size, self.evaluations = step.num_points(run, state), 0
         self._points: Callable[[SolverState], optax.Params] | None = None
         self._takes: Callable[..., Any] | None = None
@@ -141,9 +141,7 @@ class AskTellOptimizer:
           best: The best so far; the start without a value if it is `None`.
         """
         self._stepper, self.best = stepper, best or Best(stepper.params)
-        self._asked: optax.Params = (
-            None  # Once they are asked for.
-        )
+        self._asked: optax.Params = None  # Once they are asked for.
         self._values: list[np.ndarray] = []  # Those that were told of them.
         self._following: optax.Params = None  # The next points, computed meanwhile.
 
@@ -278,7 +276,7 @@ def begin(
         states.check_params_of(state, params)
     states.check_known(state)
     checks.check_not_deleted("state", state)
-    return trees.copy(state)
+    return trees.copies(state)
 
 
 def _points_of_step(run: Run, state: SolverState) -> optax.Params:

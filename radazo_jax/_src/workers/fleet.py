@@ -7,9 +7,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import optax
 
 from radazo_jax._src.base import checks, trees
 from radazo_jax._src.runs.journal import Record
@@ -24,6 +25,8 @@ _LATE, _GRACE = 3.0, 0.25  # Late is so many times as long as before, and second
 _CHECKED = 10  # Steps, in one of which two workers evaluate the same member.
 _MOST_LOST = 5  # Workers that were lost while they evaluated the same member.
 _JOURNAL = "the journal"
+T = TypeVar("T")
+Failure = str | Exception  # Of a worker: a text if its function or a step failed.
 
 
 @dataclasses.dataclass
@@ -138,7 +141,7 @@ class Fleet:
         failures = tuple(f"returned {x}" for x in values[~np.isfinite(values)])
         return Record(step, values, self._sums[step][0], seconds, failures)
 
-    def params(self, fetches: bool) -> Any:
+    def params(self, fetches: bool) -> optax.Params | None:
         """Returns the parameters after the last step, or `None` if interrupted."""
         for _ in range(_MOST_LOST):
             if not (self.evaluate(0) and fetches):
@@ -181,7 +184,12 @@ class Fleet:
                     then, outcome = self._inbox.get_nowait()
         return True
 
-    def _begin(self, then: Callable[[Any], None], call: Any, *args: Any) -> Any:
+    def _begin(
+        self,
+        then: Callable[[T | Exception], None],
+        call: Callable[..., T],
+        *args: object,
+    ) -> threading.Thread:
         """Calls a function in a thread, and `then` with what it returns or raises."""
 
         def run() -> None:
@@ -197,7 +205,7 @@ class Fleet:
 
     # --- Workers ------------------------------------------------------------------
 
-    def _seen(self, names: Any) -> None:
+    def _seen(self, names: set[str] | Exception) -> None:
         """Begins with workers that are new, and lets those go that are not there."""
         if isinstance(names, Exception):
             raise _ended(f"client has lost its scheduler: {names!r}.")
@@ -210,11 +218,15 @@ class Fleet:
             then = functools.partial(self._joined, worker, time.monotonic())
             self._begin(then, self._build, worker)
 
-    def _build(self, worker: Worker) -> Any:
+    def _build(self, worker: Worker) -> Description | str:
+        """Builds the run on a worker, which describes it."""
         worker.actor = self._engine.build(worker.name, self._given, self._timeout)
         return self._engine.call(worker.actor, "describe", self._timeout)
 
-    def _joined(self, worker: Worker, begun: float, found: Any) -> None:
+    def _joined(
+        self, worker: Worker, begun: float, found: Description | Failure
+    ) -> None:
+        """Begins to use a worker that has built the run."""
         name, hangs = worker.name, isinstance(found, TimeoutError)
         if self._workers.get(name) is not worker:
             return  # It was lost before.
@@ -238,7 +250,7 @@ class Fleet:
             worker.asked = np.inf
 
     def _difference(self, built: Description) -> str:
-        """A text if a worker has built another run than the first worker."""
+        """Returns a text if a worker has built another run than the first worker."""
         first = next(iter(self.reports), "")
         for name, got in built.line.items():
             if name != "device" and got != (wanted := self.run.line[name]):
@@ -247,8 +259,8 @@ class Fleet:
             return f"the first value is {got:.9g}; on {first} it is {wanted:.9g}."
         return ""
 
-    def _same(self, value: Any, other: Any) -> bool:
-        """Whether two values at a point are of the same function."""
+    def _same(self, value: np.floating, other: np.floating) -> bool:
+        """Returns whether two values at a point are of the same function."""
         near, begun = trees.rounding(value), np.abs(self.run.value)
         # Terms of the loss are rounded as if they were as large as at the start.
         least = near * np.nan_to_num(begun, posinf=0)
@@ -276,7 +288,7 @@ class Fleet:
         if max(map(self._lost.count, worker.members), default=0) >= _MOST_LOST:
             raise _ended(f"a point has lost {_MOST_LOST} workers{self._why}.")
 
-    def _free(self, worker: Worker) -> Any:
+    def _free(self, worker: Worker) -> threading.Thread:
         return self._begin(lambda outcome: None, self._engine.free, worker.actor)
 
     # --- Steps --------------------------------------------------------------------
@@ -303,7 +315,7 @@ class Fleet:
             self._begin(then, self._engine.call, worker.actor, "answer", limit, *args)
 
     def _shares(self, ready: list[Worker]) -> list[list[int]]:
-        """The members that nobody evaluates in whole batches, for each worker."""
+        """Returns members that nobody evaluates, in whole batches, for each worker."""
         count, workers = len(self.values), self._workers.values()
         given = self._owners.keys() | {i for w in workers for i in w.members}
         todo = [i for i in range(count) if i not in given]
@@ -315,7 +327,10 @@ class Fleet:
             shares[(i + (member in shares[i])) % len(ready)].append(member)
         return shares
 
-    def _answered(self, worker: Worker, members: list[int], reply: Any) -> None:
+    def _answered(
+        self, worker: Worker, members: list[int], reply: Reply | Failure
+    ) -> None:
+        """Takes the values and the checksums of a worker."""
         name, records = worker.name, self.records
         if self._workers.get(name) is not worker:
             return  # It was lost before.
@@ -367,5 +382,5 @@ class Fleet:
 
 
 def _ended(text: str) -> RunError:
-    """The error of a run that workers end."""
+    """Returns the error of a run that workers end."""
     return RunError(f"{text} The same call resumes the run from its journal, if any.")

@@ -6,11 +6,13 @@ Nothing here depends on the engine that carries the messages.
 import pickle
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from radazo_jax._src.base import checks, programs, trees, xla
 from radazo_jax._src.estimates.contracts import Points
@@ -79,15 +81,17 @@ class Replica:
             return traceback.format_exc()
 
     def _built(
-        self, make_fun: Any, params: Any, run: Run, size: int, key: np.ndarray
+        self, make: Callable, params: optax.Params, run: Run, size: int, key: np.ndarray
     ) -> Description:
-        made = make_fun()
-        if params is None and not (isinstance(made, tuple) and len(made) == 2):
-            raise TypeError(
-                "make_fun must return a pair (fun, params) if params is None; got "
-                f"{made!r}."
-            )
-        fun, params = made if params is None else (made, params)
+        """Builds the run of a recipe."""
+        fun = make()
+        if params is None:
+            if not (isinstance(fun, tuple) and len(fun) == 2):
+                raise TypeError(
+                    "make_fun must return a pair (fun, params) if params is None; got "
+                    f"{fun!r}."
+                )
+            fun, params = fun
         if not callable(fun):
             raise TypeError(
                 f"make_fun must return a function of the parameters; got {fun!r}."
@@ -98,11 +102,11 @@ class Replica:
         self._stepper, self._size = Stepper(run, begun), size
         self._points = programs.of(_points, run, begun)
         # Not by its arguments: each batch of points is as large.
-        self._values = programs.of(values_of, run)
+        self._values = programs.of(_values_at, run)
         (value,) = self.evaluate(np.zeros(1, np.int32))
         line = line_of_run(begun, run)
         # A copy, since steps are taken in place.
-        copy = Stepper(run, trees.copy(begun))
+        copy = Stepper(run, trees.copies(begun))
         copy.take(np.full(line["points"], value))
         jax.block_until_ready(copy.state)
         return Description(line, self._stepper.names, value)
@@ -138,7 +142,7 @@ class Replica:
         except Exception:
             return traceback.format_exc()
 
-    def params(self) -> Any:
+    def params(self) -> optax.Params:
         """Returns the parameters after the last step."""
         return self._stepper.params
 
@@ -157,21 +161,21 @@ class Replica:
 
 
 def versions() -> str:
-    """The versions by which a pickled recipe can be read."""
+    """Returns the versions by which a pickled recipe can be read."""
     of_python = ".".join(map(str, sys.version_info[:2]))
     return f"radazo_jax {sys.modules['radazo_jax'].__version__}, Python {of_python}"
 
 
 def _points(run: Run, state: SolverState) -> Points:
-    """The points of a step, of which no elements are stored."""
+    """Returns the points of a step, of which no elements are stored."""
     run = run._replace(evaluator=vectorized(1))
     return step.points_at(run, state, step.loss_at(run, state))[0]
 
 
-def values_of(
+def _values_at(
     run: Run, state: SolverState, points: Points, numbers: jax.Array
 ) -> jax.Array:
-    """The values at some points of a step, all under one `vmap`.
+    """Returns the values at some points of a step, all under one `vmap`.
 
     This program defines the values of a distributed run: a value depends on the size
     of the batch, and not on the worker or on the other points of the batch.

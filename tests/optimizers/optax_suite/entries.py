@@ -40,9 +40,7 @@ OPTIMIZERS = [
 # `_common_test` has more objectives, schedules, and the wrappers of `optax.contrib`:
 # an optimizer alone, then plain descent in each wrapper as Optax tests them, then
 # all that has moments in `mechanize`, which tunes the learning rate.
-OPTIMIZERS_ALONE = [
-    entry("radazo", learning_rate=3e-3),
-]
+OPTIMIZERS_ALONE = [entry("radazo", learning_rate=3e-3)]
 WRAPPED = [
     {**entry("zo_sgd", learning_rate=rate), "wrapper_name": name, "wrapper_kwargs": kw}
     for name, rate, kw in (
