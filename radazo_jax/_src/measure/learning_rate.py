@@ -291,17 +291,9 @@ def endless_rate(
         return found / sought if math.isfinite(found) else math.inf
 
     flatness, limit, num_sizes = _flatness(relative_rise, rms, loss)
+    taken = count + 2 * _PAIRS * num_sizes
     return LearningRate(
-        learning_rate=math.nan,
-        smoothing=None,
-        flatness=flatness,
-        rms=rms,
-        limit=limit,
-        loss=loss,
-        rise=sought,
-        num_steps=None,
-        b1=float(b1),
-        num_evaluations=count + 2 * _PAIRS * num_sizes,
+        math.nan, None, flatness, rms, limit, loss, sought, None, float(b1), taken
     ).over(None)
 
 

@@ -247,14 +247,9 @@ def advance(
         step=optax.safe_increment(state.step),
         failures=_counted(state.failures, failed, skipped),
     )
-    info = StepInfo(
-        value=estimate.value,
-        slope=estimate.slope,
-        values=points.join(values),
-        failed=failed,
-        skipped=skipped,
+    return after, StepInfo(
+        estimate.value, estimate.slope, points.join(values), failed, skipped
     )
-    return after, info
 
 
 def is_skipped(estimate: Estimate, values: Values) -> jax.Array:

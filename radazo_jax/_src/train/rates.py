@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -135,50 +135,39 @@ def _probe(run: Run, params: optax.Params, key: jax.Array) -> Probe:
     """Returns the probe of a run with traced functions."""
     distribution = getattr(run.estimator, "distribution", sphere())
     return Probe(
-        fun=run.fun,
-        sample=run.sample,
-        params=params,
-        key=key,
-        distribution=distribution,
-        evaluator=run.evaluator,
-        bounds=run.bounds,
+        run.fun, run.sample, params, key, distribution, run.evaluator, run.bounds
     )
 
 
-class Advice(NamedTuple):
-    """A rate and a smoothing to try if the loss of a run rises.
+def advice(
+    run: Run,
+    params: optax.Params,
+    key: jax.typing.ArrayLike,
+    num_steps: int | None,
+    rate: LearningRate | None,
+) -> str:
+    """Returns what to try if the loss of a run rises, measured at its start.
 
-    Attributes:
+    Args:
       run: The run, with traced functions.
       params: The parameters at its start, as the caller keeps them.
       key: Its key.
       num_steps: The number of its steps, if it is known.
       rate: The learning rate that was measured before the first step, if one was.
     """
-
-    run: Run
-    params: optax.Params
-    key: jax.typing.ArrayLike
-    num_steps: int | None
-    rate: LearningRate | None
-
-    def text(self) -> str:
-        """Returns a sentence with a rate and a smoothing, measured at the start."""
-        if self.rate is not None:
-            lower = self.rate.learning_rate / 3
-            return f"Try a third of the rate that was measured: radazo({lower:.2g})."
-        params, key = trees.as_arrays(self.params), keys.as_key(self.key)
-        probe = _probe(self.run, params, key)
-        try:
-            found = with_measured_smoothing(endless_rate(probe), probe)
-        except ValueError:
-            return "Try a third of the learning rate."
-        found = found.over(self.num_steps)
-        return (
-            f"Measured at the start: radazo({found.learning_rate:.2g}) with "
-            f"smoothing={found.smoothing:.2g}. Without an optimizer and a smoothing, "
-            "train takes these."
-        )
+    if rate is not None:
+        lower = rate.learning_rate / 3
+        return f"Try a third of the rate that was measured: radazo({lower:.2g})."
+    probe = _probe(run, trees.as_arrays(params), keys.as_key(key))
+    try:
+        found = with_measured_smoothing(endless_rate(probe), probe).over(num_steps)
+    except ValueError:
+        return "Try a third of the learning rate."
+    return (
+        f"Measured at the start: radazo({found.learning_rate:.2g}) with "
+        f"smoothing={found.smoothing:.2g}. Without an optimizer and a smoothing, "
+        "train takes these."
+    )
 
 
 def _scale(

@@ -1,6 +1,7 @@
 """Runs step by step: the values of a step are written before it is taken."""
 
 import abc
+import functools
 import time
 from collections.abc import Callable, Sequence
 
@@ -24,18 +25,25 @@ from radazo_jax._src.train.stepper import AskTellOptimizer, Stepper
 class Stepwise(Steps, abc.ABC):
     """Steps that are taken one at a time, each after its values are written."""
 
-    def __init__(self, stepper: Stepper, budget: Budget, file: Journal | None):
+    def __init__(
+        self,
+        stepper: Stepper,
+        budget: Budget,
+        file: Journal | None,
+        interrupted: Callable[[], bool],
+    ):
         """Takes no step yet.
 
         Args:
           stepper: Takes the steps.
           budget: The budgets, which have started.
           file: The journal, open and begun; `None` without one.
+          interrupted: Asked before each step whether to stop.
         """
         super().__init__(budget)
-        self._stepper, self._file = stepper, file
+        self._stepper, self._file, self._interrupted = stepper, file, interrupted
         self._record: Record | None = None  # The latest one.
-        self.points: optax.Params = None  # Of the latest step, if they are kept.
+        self._points: optax.Params = None  # Of the latest step, if they are kept.
 
     @property
     def state(self) -> SolverState:
@@ -121,7 +129,7 @@ class Stepwise(Steps, abc.ABC):
     def take(self) -> bool:
         number, start = self.number, time.perf_counter()
         try:
-            found = self._values()
+            found = None if self._interrupted() else self._values()
             if found is None:
                 return False
             values, texts = found
@@ -150,7 +158,7 @@ class Stepwise(Steps, abc.ABC):
 
     def report(self) -> Report:
         assert self._record is not None
-        values, points = self._record.values, self.points
+        values, points = self._record.values, self._points
         return Report(self.number, values, points, self.best, self.outside())
 
     def figures(self) -> dict[str, str]:
@@ -169,34 +177,14 @@ class StepwiseTraced(Stepwise):
     The program that takes a step is the one that `replay` runs.
     """
 
-    def __init__(
-        self,
-        stepper: Stepper,
-        budget: Budget,
-        file: Journal,
-        interrupted: Callable[[], bool],
-    ):
-        """Takes no step yet.
-
-        Args:
-          stepper: Takes the steps.
-          budget: The budgets, which have started.
-          file: The journal, open and begun.
-          interrupted: Asked before each step whether to stop.
-        """
-        super().__init__(stepper, budget, file)
-        self._interrupted = interrupted
-        self._program: Callable[[SolverState], jax.Array] | None = None
+    @functools.cached_property
+    def _program(self) -> Callable[[SolverState], jax.Array]:
+        return programs.of(_values_of_step, self._stepper.run, self._stepper.state)
 
     def _evaluated(self) -> np.ndarray:
-        run, state = self._stepper.run, self._stepper.state
-        if self._program is None:
-            self._program = programs.of(_values_of_step, run, state)
-        return np.asarray(self._program(state))
+        return np.asarray(self._program(self._stepper.state))
 
     def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
-        if self._interrupted():
-            return None
         found = self._evaluated()
         failed = found[~np.isfinite(found)]
         return found, [f"returned {value}" for value in failed]
@@ -223,6 +211,7 @@ class StepwiseCalled(Stepwise):
         stepper: Stepper,
         budget: Budget,
         file: Journal | None,
+        interrupted: Callable[[], bool],
         evaluator: External,
         calls: Calls,
     ):
@@ -232,10 +221,11 @@ class StepwiseCalled(Stepwise):
           stepper: Takes the steps.
           budget: The budgets, which have started.
           file: The journal, open and begun; `None` without one.
+          interrupted: Asked before each step whether to stop.
           evaluator: The evaluator.
           calls: Its calls of the function.
         """
-        super().__init__(stepper, budget, file)
+        super().__init__(stepper, budget, file, interrupted)
         self._evaluator, self._calls = evaluator, calls
         self._ask_tell = AskTellOptimizer(stepper)
         self.best = self._ask_tell.best
@@ -247,7 +237,7 @@ class StepwiseCalled(Stepwise):
         if outcome is None:
             return None
         self._outcome, n = outcome, len(outcome.values)
-        self.points = jax.tree.map(lambda x: x[:n], candidates)
+        self._points = jax.tree.map(lambda x: x[:n], candidates)
         failures = [outcome.failures[i] for i in sorted(outcome.failures)]
         values = checks.as_values(outcome.values, self._stepper.dtype)
         beyond = outcome.values[np.isinf(values) & np.isfinite(outcome.values)]

@@ -219,15 +219,18 @@ def train(
                 interrupted=interrupted,
             )
             stepper, called = Stepper(run, begun), stack.enter_context(opened)
-            steps = StepwiseCalled(stepper, budget, file, evaluator, called)
+            steps = StepwiseCalled(
+                stepper, budget, file, interrupted, evaluator, called
+            )
         elif file is not None:
             steps = StepwiseTraced(Stepper(run, begun), budget, file, interrupted)
         else:
             steps = Compiled(run, begun, budget, policy, chunk_size, interrupted)
         rising = None
         if sample is not None:
-            advice = rates.Advice(run, initial, key, budget.total, rate)
-            rising = Rising(budget.total, advice.text)
+            total = budget.total
+            advice = functools.partial(rates.advice, run, initial, key, total, rate)
+            rising = Rising(total, advice)
         return loop.run(steps, policy, callback, progress, context, rate, rising)
 
 
