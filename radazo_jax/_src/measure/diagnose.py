@@ -25,7 +25,7 @@ from radazo_jax._src.estimates.points import candidates, sample_points
 from radazo_jax._src.estimates.vectorized import vectorized
 from radazo_jax._src.measure.learning_rate import LearningRate, endless_rate
 from radazo_jax._src.measure.smoothing import NearbyLosses, Probe, Smoothing
-from radazo_jax._src.steps import rounded_away, step
+from radazo_jax._src.steps import rounded_away, states, step
 
 # Along which a Python function is evaluated.
 _DIRECTIONS = 4
@@ -164,11 +164,11 @@ def diagnose(
     params, key = checks.as_params(params), keys.as_key(key)
     probe = Probe(fun, sample, params, key, sphere(), vectorized(1))
     draw, dtype = Draw.once(key), trees.widest(params)
+    states.check_known((params, key))
     try:
         # A number that is known already, without a dtype, was not computed by JAX.
         dtype = step.traced_functions(fun, sample, params, key)[0].output.dtype
-        is_traced, probe = True, probe.checked()
-        draw = draw._replace(fun=probe.loss_of(jnp.uint32(0)))
+        is_traced = True
     except Exception as error:
         is_traced = False
         if sample is not None:
@@ -176,6 +176,9 @@ def diagnose(
                 "fun must be a function that JAX traces with sample; got one that it "
                 "does not trace. Leave out sample, and pass a function of params alone."
             ) from error
+    if is_traced:
+        probe = probe.checked()
+        draw = draw._replace(fun=probe.loss_of(jnp.uint32(0)))
     points, _ = points_of(chosen, vectorized(1), draw, params, chosen.init(params))
     probe = probe._replace(distribution=points.directions.distribution)
     own = float(np.max(np.abs(points.scales)))
