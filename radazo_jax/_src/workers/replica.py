@@ -18,7 +18,7 @@ from radazo_jax._src.estimates.vectorized import values_by_number, vectorized
 from radazo_jax._src.runs.journal import line_of_run
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, SolverState
-from radazo_jax._src.train.replay import Stepper, begin
+from radazo_jax._src.train.stepper import Stepper, begin
 
 
 class Description(NamedTuple):
@@ -95,7 +95,7 @@ class Replica:
             )
         typed = jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
         begun = begin(run := run._replace(fun=fun), params, typed)
-        run = step.traced(run, begun)
+        run = step.with_traced_functions(run, begun)
         self._stepper, self._size = Stepper(run, begun), size
         self._points = programs.of(_points, run, begun)
         # Not by its arguments: each batch of points is as large.
@@ -104,7 +104,7 @@ class Replica:
         line = line_of_run(begun, run)
         # A copy, since steps are taken in place.
         copy = Stepper(run, trees.copies(begun))
-        copy.tell(np.full(line["points"], value))
+        copy.take(np.full(line["points"], value))
         jax.block_until_ready(copy.state)
         return Description(line, self._stepper.names, value)
 
@@ -131,7 +131,7 @@ class Replica:
             for row in values:
                 # The memory may have changed since the last step.
                 sums.append(trees.checksum_of(stepper.state.params))
-                numbers.append(jax.block_until_ready(stepper.tell(row)))
+                numbers.append(jax.block_until_ready(stepper.take(row)))
             found = self.evaluate(members)
             sums.append(trees.checksum_of(stepper.state.params))
             counts = tuple(map(int, stepper.state.failures))
