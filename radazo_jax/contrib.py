@@ -25,10 +25,7 @@ from radazo_jax._src.contrib.momentum_perturbation import (
 )
 from radazo_jax._src.contrib.prior_guided import PriorGuidedState, prior_guided
 from radazo_jax._src.contrib.query_reuse import QueryReuseState, query_reuse
-from radazo_jax._src.contrib.rescaled_differences import (
-    majority_vote,
-    normalized_batch,
-)
+from radazo_jax._src.contrib.rescaled_differences import majority_vote, normalized_batch
 from radazo_jax._src.contrib.residual_feedback import (
     ResidualFeedbackState,
     residual_feedback,

@@ -13,7 +13,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, SupportsFloat
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ import optax
 
 from radazo_jax._src.base import shown, trees
 from radazo_jax._src.base.names import checks_names as checks_names
-from radazo_jax._src.base.trees import at_least_float32
+from radazo_jax._src.base.trees import Tree, at_least_float32
 
 # The packages whose frames lie between a warning and the call of the user.
 _BETWEEN = {"radazo_jax", "jax", "optax", "contextlib"}
@@ -44,7 +44,7 @@ def _package_of(frame: types.FrameType) -> str:
     return name.partition(".")[0]
 
 
-def require_arguments(**needed: Any) -> None:
+def require_arguments(**needed: object) -> None:
     """Raises unless an update has got the arguments that it needs.
 
     Args:
@@ -62,7 +62,7 @@ def require_arguments(**needed: Any) -> None:
 
 
 @checks_names
-def check_int_at_least(name: str, value: Any, minimum: int) -> int:
+def check_int_at_least(name: str, value: object, minimum: int) -> int:
     """Checks that an argument is a Python (or NumPy) integer of a minimum size.
 
     The arguments checked here decide shapes or the length of loops, hence arrays and
@@ -105,7 +105,7 @@ def check_int_at_least(name: str, value: Any, minimum: int) -> int:
 
 
 @checks_names
-def check_positive(name: str, value: Any) -> Any:
+def check_positive(name: str, value: object) -> float:
     """Checks that an argument is a finite number greater than zero.
 
     Args:
@@ -129,19 +129,19 @@ def check_positive(name: str, value: Any) -> Any:
     return _check_number(name, value, "a finite number > 0", lambda x: 0 < x < math.inf)
 
 
-def check_finite(name: str, value: Any) -> Any:
+def check_finite(name: str, value: object) -> float:
     """Checks that an argument is a finite number."""
     return _check_number(name, value, "a finite number", math.isfinite)
 
 
-def check_non_negative(name: str, value: Any) -> Any:
+def check_non_negative(name: str, value: object) -> float:
     """Checks that an argument is a finite number, zero or greater."""
     return _check_number(
         name, value, "a finite number ≥ 0", lambda x: 0 <= x < math.inf
     )
 
 
-def check_learning_rate(value: Any) -> None:
+def check_learning_rate(value: optax.ScalarOrSchedule) -> None:
     """Checks that a learning rate is a schedule, or a finite number, zero or greater.
 
     Examples:
@@ -162,7 +162,9 @@ def check_learning_rate(value: Any) -> None:
     warn_of_size("learning_rate", value, most=1e10)
 
 
-def warn_of_size(name: str, value: Any, least: float = 0.0, most: float = 1e20) -> None:
+def warn_of_size(
+    name: str, value: SupportsFloat, least: float = 0.0, most: float = 1e20
+) -> None:
     """Warns if a known number is of a size that no run can use."""
     if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
         return
@@ -176,7 +178,7 @@ def warn_of_size(name: str, value: Any, least: float = 0.0, most: float = 1e20) 
 
 
 @checks_names
-def check_unit_interval(name: str, value: Any) -> Any:
+def check_unit_interval(name: str, value: object) -> float:
     """Checks that an argument lies in [0, 1), such as the decay rate of an average.
 
     Args:
@@ -234,14 +236,14 @@ def _check_number(
     return float(value)
 
 
-def check_fun(fun: Any, name: str = "fun") -> None:
+def check_fun(fun: object, name: str = "fun") -> None:
     """Raises unless an argument of this name is a function."""
     if not callable(fun):
         given = shown.given(fun)
         raise TypeError(f"{name} must be a function of params; got {given}.")
 
 
-def check_called(given: Any, name: str = "optimizer") -> None:
+def check_called(given: object, name: str = "optimizer") -> None:
     """Raises for functions that make optimizers or methods, and for names of methods.
 
     Args:
@@ -271,7 +273,7 @@ def check_called(given: Any, name: str = "optimizer") -> None:
         )
 
 
-def check_callback(callback: Any) -> None:
+def check_callback(callback: object) -> None:
     """Raises unless this is a function of one argument, or `None`."""
     if callback is None:
         return
@@ -302,18 +304,18 @@ def refer_to(name: str) -> str:
     return f" See help(zo.{name})."
 
 
-def _describe(value: Any) -> str:
-    """The value and its type on one line, as errors print them."""
+def _describe(value: object) -> str:
+    """Returns the value and its type on one line, as errors print them."""
     return f"{shown.given(value)} of type {type(value).__name__}"
 
 
-def as_params(params: optax.Params) -> Any:
-    """`params` as arrays; raises if a leaf is not real and floating-point."""
+def as_params(params: optax.Params) -> optax.Params:
+    """Returns `params` as arrays; raises if a leaf is not real and floating-point."""
     check_params(params)
     return trees.as_arrays(params)
 
 
-def check_all_finite(params: Any) -> None:
+def check_all_finite(params: optax.Params) -> None:
     """Raises if an element of `params` is NaN or infinite."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         found = np.asarray(leaf, np.float64)
@@ -325,7 +327,7 @@ def check_all_finite(params: Any) -> None:
             )
 
 
-def check_not_masked(name: str, tree: Any) -> None:
+def check_not_masked(name: str, tree: Tree) -> None:
     """Raises if a tree holds a masked array, whose masked numbers would be used."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if isinstance(leaf, np.ma.MaskedArray):
@@ -364,8 +366,8 @@ def check_params(params: optax.Params) -> None:
         )
 
 
-def _how_to_convert(leaf: Any, dtype: Any) -> str:
-    """Advice for numbers that are no floating-point array of JAX or NumPy, but may."""
+def _how_to_convert(leaf: object, dtype: np.dtype | None) -> str:
+    """Returns advice on numbers that can become a floating-point array."""
     if hasattr(leaf, "to_numpy"):
         return "Convert it by .to_numpy(float)."
     if hasattr(leaf, "detach"):
@@ -381,8 +383,8 @@ def _how_to_convert(leaf: Any, dtype: Any) -> str:
     return ""
 
 
-def _how_to_split(params: Any, advice: str) -> str:
-    """Advice for parameters that are not all floating-point arrays."""
+def _how_to_split(params: optax.Params, advice: str) -> str:
+    """Returns advice on parameters that are not all floating-point arrays."""
     if isinstance(params, types.FunctionType):
         return "Pass fun before params."
     modules = {kind.__module__ for kind in type(params).__mro__}
@@ -433,7 +435,7 @@ def warn_of_statistics(params: optax.Params) -> None:
         )
 
 
-def check_not_deleted(name: str, tree: Any) -> None:
+def check_not_deleted(name: str, tree: Tree) -> None:
     """Raises if an array of a tree was donated to a program, or deleted."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         known = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
@@ -446,15 +448,15 @@ def check_not_deleted(name: str, tree: Any) -> None:
 
 
 def checked_loss(
-    fun: Callable[[optax.Params], Any], has_aux: bool, vector_valued: bool = False
-) -> Callable[[optax.Params], tuple[jax.Array, Any]]:
-    """`fun` as a function of the parameters to (loss of at least float32, aux).
+    fun: Callable[[optax.Params], object], has_aux: bool, vector_valued: bool = False
+) -> Callable[[optax.Params], tuple[jax.Array, Tree]]:
+    """Returns `fun` as a function of parameters to (loss of at least float32, aux).
 
     The function raises, when called, if `fun` returns something other than a real
     scalar, or a vector of at least one element with `vector_valued`.
     """
 
-    def loss(params: optax.Params) -> tuple[jax.Array, Any]:
+    def loss(params: optax.Params) -> tuple[jax.Array, Tree]:
         output = fun(params)
         value, aux = as_pair(output) if has_aux else (output, None)
         dtype, shape = _dtype_and_shape(value)
@@ -471,7 +473,7 @@ def checked_loss(
     return loss
 
 
-def check_floating(value: Any) -> None:
+def check_floating(value: object) -> None:
     """Raises unless a loss is real and floating-point, or stands for one that is."""
     dtype, _ = _dtype_and_shape(value)
     if not jnp.issubdtype(dtype, jnp.floating):
@@ -480,8 +482,8 @@ def check_floating(value: Any) -> None:
         )
 
 
-def as_pair(output: Any) -> tuple[Any, Any]:
-    """The output of a function with `has_aux`; raises unless it is a pair."""
+def as_pair(output: Tree) -> tuple[Tree, Tree]:
+    """Returns the output of a function with `has_aux`; raises unless it is a pair."""
     if isinstance(output, tuple) and len(output) == 2:
         return output
     raise TypeError(
@@ -502,8 +504,8 @@ def _dtype_and_shape(value: Any) -> tuple[Any, tuple[int, ...]]:
     )
 
 
-def as_values(values: Any, dtype: jax.typing.DTypeLike) -> np.ndarray:
-    """Values as an array of the dtype in which they are used."""
+def as_values(values: Tree, dtype: jax.typing.DTypeLike) -> np.ndarray:
+    """Returns values as an array of the dtype in which they are used."""
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise TypeError(

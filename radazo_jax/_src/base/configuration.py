@@ -103,7 +103,7 @@ def check_fields(configuration: Configuration) -> None:
 
 
 def cached_constructor(constructor: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A constructor that returns the same object for equal, hashable arguments.
+    """Returns a constructor that returns the same object for equal, hashable arguments.
 
     Optax's transformations are pairs of functions, which are compared by identity, so
     that equal ones would each compile their own program. Arguments are equal if their

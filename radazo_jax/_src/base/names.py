@@ -4,7 +4,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -95,7 +95,7 @@ _ATTRIBUTES = {
 }
 
 
-def check_arguments(function: Callable[..., Any], given: Iterable[str]) -> None:
+def check_arguments(function: Callable[..., object], given: Iterable[str]) -> None:
     """Raises if an argument of a function has another name here.
 
     Raises:
@@ -168,7 +168,7 @@ def checks_names(function: Callable[_P, _T], /) -> Callable[_P, _T]:
 def says_attributes(result: type[_T]) -> type[_T]:
     """Makes a class say what an attribute of another package is called here."""
 
-    def missing(self: Any, name: str) -> Any:
+    def missing(self: object, name: str) -> NoReturn:
         text = f"{result.__name__!r} object has no attribute {name!r}"
         if name in _ATTRIBUTES:
             raise AttributeError(f"{text}. {_ATTRIBUTES[name]}")

@@ -28,8 +28,8 @@ import dataclasses
 import functools
 import numbers
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,9 @@ from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from radazo_jax._src.base import trees
+from radazo_jax._src.base.trees import Tree
+
+_T = TypeVar("_T")
 
 # On CPUs a program holds 150 to 350 of the 65,530 mappings of a process.
 _MOST = 12
@@ -54,9 +57,9 @@ _COMPARED = "builtins", "jax", "jaxlib", "ml_dtypes", "numpy"
 
 
 def of(
-    function: Callable[..., Any], run: Any, *args: Any, donate: Sequence[int] = ()
-) -> Callable[..., Any]:
-    """The program of a function of a run: compiled if it is none of the latest.
+    function: Callable[..., _T], run: Tree, *args: Tree, donate: Sequence[int] = ()
+) -> Callable[..., _T]:
+    """Returns the program of a function of a run, compiled unless it is a recent one.
 
     Args:
       function: `function(run, *args)`, of a module: it is compared by identity.
@@ -82,9 +85,9 @@ def of(
 
 
 def _compiled(
-    function: Callable[..., Any], static: trees.Static, donate: Sequence[int]
-) -> Callable[..., Any]:
-    def program(arrays: list[Any], *args: Any) -> Any:
+    function: Callable[..., _T], static: trees.Static, donate: Sequence[int]
+) -> Callable[..., _T]:
+    def program(arrays: list[jax.Array], *args: Tree) -> _T:
         return function(static.merge(arrays), *args)
 
     program.__name__ = function.__name__
@@ -92,7 +95,7 @@ def _compiled(
 
 
 def are_disabled() -> bool:
-    """Whether JAX compiles nothing, so that a debugger finds arrays in functions."""
+    """Returns whether JAX compiles nothing; a debugger then finds arrays in them."""
     return bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
 
 
@@ -103,17 +106,19 @@ class TracedFunction:
     Trees of functions with equal traces have equal structures.
     """
 
-    def __init__(self, consts: Sequence[Any], trace: "_Trace"):
+    def __init__(self, consts: Sequence[jax.Array], trace: "_Trace"):
         self._consts, self._trace = consts, trace
 
-    def tree_flatten(self) -> tuple[Any, "_Trace"]:
+    def tree_flatten(self) -> tuple[tuple[jax.Array, ...], "_Trace"]:
         return tuple(self._consts), self._trace
 
     @classmethod
-    def tree_unflatten(cls, trace: "_Trace", consts: Any) -> "TracedFunction":
+    def tree_unflatten(
+        cls, trace: "_Trace", consts: Sequence[jax.Array]
+    ) -> "TracedFunction":
         return cls(consts, trace)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Tree) -> Tree:
         if self._trace.fun is not None:
             return self._trace.fun(*args)
         program = core.ClosedJaxpr(self._trace.watched, list(self._consts))
@@ -139,16 +144,16 @@ class TracedFunction:
         return any(used) or bool(needed.effects)
 
     @property
-    def output(self) -> Any:
+    def output(self) -> Tree:
         """The output of the function, with shapes and dtypes instead of arrays."""
         shapes = [atom.aval for atom in self._trace.jaxpr.outvars]
         return self._trace.output.merge(shapes)
 
 
 def trace(
-    fun: Callable[..., Any], *args: Any, shares_numbers: bool = False
+    fun: Callable[..., Tree], *args: Tree, shares_numbers: bool = False
 ) -> TracedFunction:
-    """A function as it is now, for such arguments.
+    """Traces a function as it is now, for such arguments.
 
     Args:
       fun: A function that JAX can trace. What it returns may hold other things than
@@ -165,7 +170,7 @@ def trace(
     output: list[trees.Static] = []
 
     # JAX remembers the trace of a function that it has seen.
-    def of_arrays(*arrays: Any) -> list[Any]:
+    def of_arrays(*arrays: jax.Array) -> list[jax.Array]:
         found, rest = trees.partition(fun(*static.merge(list(arrays))), jax.Array)
         output[:] = [rest]
         return found
@@ -186,7 +191,7 @@ class RefError(TypeError):
     """A function that reads or writes a `jax.Ref`."""
 
 
-def check_no_refs(consts: Iterable[Any]) -> None:
+def check_no_refs(consts: Iterable[object]) -> None:
     """Raises if a function that was traced closes over a `jax.Ref`."""
     for const in consts:
         if isinstance(const, jax.Ref):
@@ -198,7 +203,7 @@ def check_no_refs(consts: Iterable[Any]) -> None:
 
 
 def _with_numbers_as_consts(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """The program with the numbers in its equations as constants that it closes over.
+    """Returns a program that closes over the numbers in its equations as constants.
 
     Those inside of a loop, a branch or a function of its own stay.
     """
@@ -226,13 +231,13 @@ def _with_numbers_as_consts(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     return core.ClosedJaxpr(jaxpr, [*values, *closed.consts])
 
 
-def is_number(x: Any) -> bool:
-    """Whether this is a number of Python or NumPy, or an array of NumPy's."""
+def is_number(x: object) -> bool:
+    """Returns whether this is a number of Python or NumPy, or an array of NumPy's."""
     return isinstance(x, (numbers.Number, np.number, np.ndarray))
 
 
-def _owned(const: Any, var: Any) -> Any:
-    """A constant that nobody else writes to."""
+def _owned(const: object, var: Any) -> jax.Array:
+    """Returns a constant that nobody else writes to."""
     if isinstance(const, jax.Array):
         return const
     with trees.precision_of(var.aval):
@@ -247,8 +252,8 @@ class _Trace:
         jaxpr: core.Jaxpr,
         output: trees.Static,
         shares_numbers: bool = False,
-        fun: Any = None,
-        consts: Any = (),
+        fun: Callable[..., Tree] | None = None,
+        consts: Sequence[jax.Array] = (),
     ):
         self.jaxpr, self.output, self.fun = jaxpr, output, fun
         reader = _Reader()
@@ -281,18 +286,18 @@ class _Trace:
         return _watched(self.jaxpr, note) if self._rules else self.jaxpr
 
     @functools.cached_property
-    def _derivatives(self) -> tuple[Any, ...]:
+    def _derivatives(self) -> tuple[Hashable, ...]:
         return tuple(map(_derivative, self._rules))
 
 
-def _derivative(eqn: core.JaxprEqn) -> Any:
-    """The structure of the derivative of an equation with a custom one."""
+def _derivative(eqn: core.JaxprEqn) -> Hashable:
+    """Returns the structure of the derivative of an equation with a custom one."""
     inputs = list(dict.fromkeys(x for x in eqn.invars if isinstance(x, core.Var)))
     info = core.DebugInfo("derivative", "derivative", None, None)
     jaxpr = core.Jaxpr((), inputs, eqn.outvars, [eqn], eqn.effects, info)
     fun = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))
 
-    def total(*inputs: Any) -> Any:
+    def total(*inputs: jax.Array) -> jax.typing.ArrayLike:
         floats = (x for x in fun(*inputs) if jnp.issubdtype(x.dtype, jnp.inexact))
         return sum(jnp.sum(x).real for x in floats)
 
@@ -306,7 +311,7 @@ def _derivative(eqn: core.JaxprEqn) -> Any:
 
 
 def _watched(jaxpr: core.Jaxpr, note: Callable[[], None]) -> core.Jaxpr:
-    """A copy of a program whose rules call `note` when they are used."""
+    """Returns a copy of a program whose rules call `note` when they are used."""
 
     @functools.cache
     def watched(jaxpr: core.Jaxpr) -> core.Jaxpr:
@@ -324,10 +329,10 @@ def _watched(jaxpr: core.Jaxpr, note: Callable[[], None]) -> core.Jaxpr:
 
 
 def _noted(rule: Any, note: Callable[[], None]) -> Any:
-    """A wrapped function of JAX that calls `note` first."""
+    """Returns a wrapped function of JAX that calls `note` first."""
     noted = copy.copy(rule)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Tree, **kwargs: Tree) -> Tree:
         note()
         return rule.f_transformed(*args, **kwargs)
 
@@ -346,18 +351,18 @@ class _Reader:
         self.rules: list[core.JaxprEqn] = []
         self._known: dict[int, int] = {}
 
-    def jaxpr(self, jaxpr: core.Jaxpr) -> Any:
+    def jaxpr(self, jaxpr: core.Jaxpr) -> Hashable:
         # One that was read before is named by its number.
         if id(jaxpr) in self._known:
             return self._known[id(jaxpr)]
         self._known[id(jaxpr)] = len(self._known)
         numbers: dict[Any, int] = {}
 
-        def new(var: Any) -> Any:
+        def new(var: core.Var) -> Any:
             numbers[var] = len(numbers)
             return var.aval
 
-        def atom(x: Any) -> Any:
+        def atom(x: Any) -> Hashable:
             if isinstance(x, core.Literal):
                 return x.aval, self.value(x.val)
             return numbers[x]
@@ -377,8 +382,8 @@ class _Reader:
         parts.append(tuple(map(atom, jaxpr.outvars)))
         return tuple(parts)
 
-    def value(self, x: Any) -> Any:
-        """The structure of a parameter of an equation.
+    def value(self, x: Any) -> Hashable:
+        """Returns the structure of a parameter of an equation.
 
         Only what Python, NumPy and JAX define is compared by what it holds. An object
         of another class may hold more than it is compared by.
@@ -416,7 +421,7 @@ class _Reader:
 class _Same:
     """An object that is equal to itself alone, and kept alive."""
 
-    def __init__(self, x: Any):
+    def __init__(self, x: Tree):
         self._x = x
 
     def __hash__(self) -> int:

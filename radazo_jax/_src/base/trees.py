@@ -2,13 +2,15 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+Tree: TypeAlias = Any  # A pytree, or a leaf of one.
 
 # Of the fields of a dataclass that is a pytree, those that are no arrays.
 STATIC = {"static": True}
@@ -30,8 +32,8 @@ class Static:
     others: tuple[Any, ...]
     is_array: tuple[bool, ...]
 
-    def merge(self, arrays: list[Any]) -> Any:
-        """The tree with these arrays."""
+    def merge(self, arrays: list[Tree]) -> Tree:
+        """Returns the tree with these arrays."""
         found = iter(arrays)
         leaves = [
             next(found) if is_array else other
@@ -39,7 +41,7 @@ class Static:
         ]
         return jax.tree.unflatten(self.treedef, leaves)
 
-    def _compared(self) -> tuple[Any, ...]:
+    def _compared(self) -> tuple[Hashable, ...]:
         others = tuple(x if has_hash(x) else id(x) for x in self.others)
         return self.treedef, others, self.is_array
 
@@ -51,14 +53,16 @@ class Static:
 
 
 def partition(
-    tree: Any, kinds: Any = (jax.Array, np.ndarray)
-) -> tuple[list[Any], Static]:
-    """The arrays of a tree, JAX's and NumPy's if not only some, and all else in it."""
+    tree: Tree, kinds: type | tuple[type, ...] = (jax.Array, np.ndarray)
+) -> tuple[list[Tree], Static]:
+    """Splits a tree into its arrays, JAX's and NumPy's by default, and the rest."""
     return partition_by(lambda leaf: isinstance(leaf, kinds), tree)
 
 
-def partition_by(holds: Callable[[Any], bool], tree: Any) -> tuple[list[Any], Static]:
-    """The leaves of a tree for which `holds`, and all else in it."""
+def partition_by(
+    holds: Callable[[Tree], bool], tree: Tree
+) -> tuple[list[Tree], Static]:
+    """Splits a tree into leaves for which `holds`, and all else in it."""
     leaves, treedef = jax.tree.flatten(tree)
     if not has_hash(treedef):
         leaves, treedef = [tree], jax.tree.structure(0)
@@ -68,8 +72,8 @@ def partition_by(holds: Callable[[Any], bool], tree: Any) -> tuple[list[Any], St
     return [leaf for leaf, held in pairs if held], Static(treedef, others, is_array)
 
 
-def is_kept(x: Any) -> bool:
-    """Whether JAX keeps an array as it is: its own, or NumPy's of a dtype it has now.
+def is_kept(x: object) -> bool:
+    """Returns whether JAX keeps an array: its own, or NumPy's of a dtype it has now.
 
     It would round 64 bits that are not enabled, and has no strings, objects or dates.
     """
@@ -81,20 +85,20 @@ def is_kept(x: Any) -> bool:
         return False
 
 
-def is_sharded(x: Any) -> bool:
-    """Whether this is a known array that lies on several devices in parts."""
+def is_sharded(x: object) -> bool:
+    """Returns whether this is a known array that lies on several devices in parts."""
     if not isinstance(x, jax.Array) or is_traced(x):
         return False
     return not x.sharding.is_fully_replicated
 
 
-def as_arrays(tree: Any) -> Any:
-    """The tree with arrays for leaves, of the dtypes that sums with arrays have.
+def as_arrays(tree: Tree) -> Tree:
+    """Returns the tree with arrays for leaves, of dtypes that sums with arrays have.
 
     A Python float becomes a float32 that is not weakly typed.
     """
 
-    def as_array(x: Any) -> jax.Array:
+    def as_array(x: jax.typing.ArrayLike) -> jax.Array:
         # On CPUs `asarray` may share the memory of a NumPy array, and its owner may
         # write to it later.
         convert = jnp.array if isinstance(x, np.ndarray) else jnp.asarray
@@ -103,34 +107,34 @@ def as_arrays(tree: Any) -> Any:
     return jax.tree.map(as_array, tree)
 
 
-def as_numpy(tree: Any) -> Any:
-    """A copy of a tree in NumPy arrays; typed keys are JAX's alone."""
+def as_numpy(tree: Tree) -> Tree:
+    """Returns a copy of a tree in NumPy arrays; typed keys are JAX's alone."""
 
-    def of_leaf(x: Any) -> Any:
+    def of_leaf(x: Tree) -> Tree:
         is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended)
         return jnp.copy(x) if is_key else np.array(x)
 
     return jax.tree.map(of_leaf, tree)
 
 
-def key_words(x: Any) -> Any:
-    """The words of a typed key; anything else as it is."""
+def key_words(x: Tree) -> Tree:
+    """Returns the words of a typed key; anything else as it is."""
     is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
     return jax.random.key_data(x) if is_key else x
 
 
-def of_key_words(x: Any, like: Any) -> Any:
-    """The inverse of `key_words`, of the kind of another key."""
+def of_key_words(x: Tree, like: Tree) -> Tree:
+    """Reverts `key_words`, to a key of the kind of another."""
     is_key = jnp.issubdtype(jnp.result_type(like), jax.dtypes.prng_key)
     return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like)) if is_key else x
 
 
-def with_float64(tree: Any) -> Any:
-    """The tree with NumPy's float64 for Python's floats, which are the same numbers."""
+def with_float64(tree: Tree) -> Tree:
+    """Replaces Python's floats by NumPy's float64, which are the same numbers."""
     return jax.tree.map(lambda x: np.float64(x) if type(x) is float else x, tree)
 
 
-def has_hash(x: Any) -> bool:
+def has_hash(x: object) -> bool:
     try:
         hash(x)
     except TypeError:
@@ -139,7 +143,7 @@ def has_hash(x: Any) -> bool:
 
 
 def at_least_float32(dtype: jax.typing.DTypeLike) -> jnp.dtype:
-    """`dtype`, or float32 for the floating-point types narrower than it.
+    """Returns `dtype`, or float32 for the floating-point types narrower than it.
 
     Written without `jnp.promote_types`, which refuses bfloat16 with float32 under
     strict promotion.
@@ -149,13 +153,13 @@ def at_least_float32(dtype: jax.typing.DTypeLike) -> jnp.dtype:
 
 
 def with_range(dtype: jax.typing.DTypeLike) -> jnp.dtype:
-    """`dtype`, or float32 for those that lose small numbers which float32 has."""
+    """Returns `dtype`, or float32 if it loses small numbers which float32 has."""
     narrow = jnp.finfo(dtype).minexp > jnp.finfo(jnp.float32).minexp
     return jnp.dtype(jnp.float32 if narrow else dtype)
 
 
-def rounding(value: Any) -> float:
-    """The part of a loss that its rounding may change: 32 units of it.
+def rounding(value: jax.typing.ArrayLike) -> float:
+    """Returns the part of a loss that its rounding may change: 32 units of it.
 
     Smaller differences of losses are not measured, but made by rounding.
     """
@@ -166,12 +170,12 @@ def rounding(value: Any) -> float:
 
 
 def wide(x: jax.Array) -> jax.Array:
-    """The array, in float32 if its dtype is narrower."""
+    """Returns the array, in float32 if its dtype is narrower."""
     return x.astype(at_least_float32(x.dtype))
 
 
-def widest(tree: Any) -> jnp.dtype:
-    """The widest dtype of the leaves, but at least float32."""
+def widest(tree: Tree) -> jnp.dtype:
+    """Returns the widest dtype of the leaves, but at least float32."""
     dtypes = [jnp.dtype(jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)]
     # Optax reads the structure of a state from a tree without leaves.
     narrowest = jnp.dtype(jnp.float32)
@@ -180,15 +184,15 @@ def widest(tree: Any) -> jnp.dtype:
     )
 
 
-def size(tree: Any) -> int:
-    """The number of elements of all leaves, which may be abstract."""
+def size(tree: Tree) -> int:
+    """Returns the number of elements of all leaves, which may be abstract."""
     return sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree))
 
 
-def copies(tree: Any) -> Any:
-    """A tree of copies; abstract arrays are as they are."""
+def copies(tree: Tree) -> Tree:
+    """Returns a tree of copies; abstract arrays are as they are."""
 
-    def of_leaf(x: Any) -> Any:
+    def of_leaf(x: Tree) -> Tree:
         if isinstance(x, jax.ShapeDtypeStruct):
             return x
         if is_traced(x) or not isinstance(x, jax.Array) or not x.is_fully_addressable:
@@ -200,44 +204,44 @@ def copies(tree: Any) -> Any:
 
 
 def as_scalar(value: float, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """A known number as an array of shape (), which no program has to make."""
+    """Returns a known number as an array of shape (), which no program has to make."""
     return jax.device_put(np.asarray(value, dtype))
 
 
-def filled(value: Any, tree: Any) -> Any:
-    """A number as a tree like another one that has it in each leaf; a tree as it is."""
+def filled(value: Tree, tree: Tree) -> Tree:
+    """Returns a number as a tree like another one; a tree as it is."""
     # NumPy is asked last: it cannot read a tree of traced arrays.
     if jax.tree_util.all_leaves([value]) and np.ndim(value) == 0:
         return jax.tree.map(lambda _: value, tree)
     return value
 
 
-def is_traced(tree: Any) -> bool:
-    """Whether a tree holds arrays that are not known yet."""
+def is_traced(tree: Tree) -> bool:
+    """Returns whether a tree holds arrays that are not known yet."""
     return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
 
 
 def has_x64() -> bool:
-    """Whether 64 bits are enabled in JAX."""
+    """Returns whether 64 bits are enabled in JAX."""
     return bool(jnp.zeros(0).dtype == np.float64)
 
 
-def precision_of(tree: Any) -> AbstractContextManager[Any]:
-    """A context in which JAX keeps the precision of a tree's NumPy and JAX arrays."""
+def precision_of(tree: Tree) -> AbstractContextManager[object]:
+    """Returns a context in which JAX keeps the precision of a tree's arrays."""
     dtypes = [getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(tree)]
     if any(dtype == np.float64 for dtype in dtypes):
         return jax.enable_x64(True)
     return nullcontext()
 
 
-def norm(tree: Any, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """The Euclidean norm of a tree."""
+def norm(tree: Tree, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Returns the Euclidean norm of a tree."""
     squares = (jnp.sum(wide(jnp.asarray(x)) ** 2) for x in jax.tree.leaves(tree))
     return jnp.sqrt(sum((x.astype(dtype) for x in squares), jnp.zeros((), dtype)))
 
 
-def checksum(tree: Any) -> jax.Array:
-    """A number that tells whether two trees are equal to the last bit: uint32.
+def checksum(tree: Tree) -> jax.Array:
+    """Returns a number that tells whether two trees are equal to the last bit: uint32.
 
     A sum of integers, which does not depend on its order.
     """

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +14,21 @@ from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
 from radazo_jax._src.base import trees
+from radazo_jax._src.base.trees import Tree
+
+_T = TypeVar("_T")
 
 
-def tie(tree: Any, *after: jax.Array) -> Any:
-    """`tree`, not to be read before the values `after` are computed.
+def tie(tree: _T, *after: jax.Array) -> _T:
+    """Returns `tree`, which is read once the values `after` are computed.
 
     XLA's CPU backend ignores this: there `compute_once` has its own `after`.
     """
     return barrier((tree, after))[0] if after else tree
 
 
-def barrier(tree: Any) -> Any:
-    """`lax.optimization_barrier`, to which a checker of keys lends them.
+def barrier(tree: _T) -> _T:
+    """Applies `lax.optimization_barrier`, to which a checker of keys lends them.
 
     JAX's takes a key for used up by each primitive that it does not know.
     """
@@ -33,8 +36,8 @@ def barrier(tree: Any) -> Any:
     return jax.tree.map(trees.of_key_words, held, tree)
 
 
-def tie_on_tpu(tree: Any, *after: jax.Array) -> Any:
-    """`tie`, for TPUs alone: other compilers would store what they fuse."""
+def tie_on_tpu(tree: _T, *after: jax.Array) -> _T:
+    """Applies `tie` for TPUs alone: other compilers would store what they fuse."""
     if not after:
         return tree
     return lax.platform_dependent(
@@ -43,9 +46,9 @@ def tie_on_tpu(tree: Any, *after: jax.Array) -> Any:
 
 
 def compute_once(
-    fun: Callable[..., Any], *args: Any, after: Sequence[jax.Array] = ()
-) -> Any:
-    """`fun(*args)`, whose results XLA's CPU backend computes once and stores.
+    fun: Callable[..., _T], *args: Tree, after: Sequence[jax.Array] = ()
+) -> _T:
+    """Calls `fun(*args)`, whose results XLA's CPU backend computes once and stores.
 
     That backend drops optimization barriers, then fuses elementwise producers into
     each of their consumers: random numbers that are read three times are drawn three
@@ -63,7 +66,7 @@ def compute_once(
     # Traced once for both platforms and for the shapes.
     fun = jax.jit(fun, inline=True)
 
-    def on_cpu(*args: Any) -> Any:
+    def on_cpu(*args: Tree) -> _T:
         # The barrier stands until conditionals of constants have been simplified.
         word = lax.optimization_barrier(jnp.uint32(1))
         for value in () if _shards() else after:
@@ -71,7 +74,7 @@ def compute_once(
                 word += (value.reshape(-1)[0] > 0).astype(jnp.uint32)
         shapes = jax.eval_shape(fun, *args)
 
-        def never(*args: Any) -> Any:
+        def never(*args: Tree) -> _T:
             del args
             # Of the same type in all: sharding, and axes of a shard_map they vary over.
             return jax.tree.map(jnp.zeros_like, shapes)
@@ -81,8 +84,8 @@ def compute_once(
     return lax.platform_dependent(*args, cpu=on_cpu, default=fun)
 
 
-def in_one_kernel(fun: Callable[..., Any], *args: Any) -> Any:
-    """`fun(*args)` for numbers, which XLA's CPU backend compiles as one kernel.
+def in_one_kernel(fun: Callable[..., _T], *args: Tree) -> _T:
+    """Calls `fun(*args)` for numbers; XLA's CPU backend compiles it as one kernel.
 
     That backend compiles each fusion by itself, which takes most of the time of a
     first call, and computes what several fusions read in each of them. A small loop
@@ -98,19 +101,19 @@ def in_one_kernel(fun: Callable[..., Any], *args: Any) -> Any:
     """
     fun = jax.jit(fun, inline=True)
 
-    def on_cpu(*args: Any) -> Any:
+    def on_cpu(*args: Tree) -> _T:
         first = jax.tree.leaves(args)[0]
         # Read from an argument, so that the compiler does not know how often it loops.
         begins = _always((first.reshape(-1)[0] != 0).astype(jnp.uint32))
         zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(fun, *args))
 
-        def body(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        def body(carry: tuple[jax.Array, _T]) -> tuple[jax.Array, _T]:
             return jnp.zeros_like(carry[0]), fun(*args)
 
         return lax.while_loop(lambda carry: carry[0], body, (begins, zeros))[1]
 
     @jax.custom_jvp
-    def call(*args: Any) -> Any:
+    def call(*args: Tree) -> _T:
         return lax.platform_dependent(*args, cpu=on_cpu, default=fun)
 
     call.defjvp(functools.partial(jax.jvp, fun))
@@ -119,7 +122,7 @@ def in_one_kernel(fun: Callable[..., Any], *args: Any) -> Any:
 
 @jax.custom_jvp
 def rounded(values: jax.Array) -> jax.Array:
-    """The same values, rounded to their dtype before anything is computed of them.
+    """Rounds values to their dtype before anything is computed of them.
 
     XLA may fuse an operation that makes a value with one that reads it, and round
     once: a multiplication and a subtraction become one instruction. What is computed
@@ -153,7 +156,7 @@ def _(
 
 
 def _shards() -> bool:
-    """Whether the compiler may shard arrays over axes of the mesh.
+    """Returns whether the compiler may shard arrays over axes of the mesh.
 
     An element of such an array would have to be sent.
     """
@@ -180,12 +183,12 @@ def _(
 
 
 def of_one_device(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether an equation is lowered for the program of a single device."""
+    """Returns whether an equation is lowered for the program of a single device."""
     return getattr(ctx.module_context.axis_context, "num_devices", None) == 1
 
 
-def on_one_gpu(fun: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """`fun()` in the program of a single GPU, else `otherwise()`.
+def on_one_gpu(fun: Callable[[], Tree], otherwise: Callable[[], Tree]) -> Tree:
+    """Calls `fun()` in the program of a single GPU, else `otherwise()`.
 
     Args:
       fun: A function of no arguments.
@@ -199,16 +202,16 @@ def on_one_gpu(fun: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
     return lax.platform_dependent(cpu=otherwise, tpu=otherwise, default=alone)
 
 
-def on_one_cpu(fun: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """`fun()` in the program of a single CPU, else `otherwise()`: see `on_one_gpu`."""
+def on_one_cpu(fun: Callable[[], Tree], otherwise: Callable[[], Tree]) -> Tree:
+    """Calls `fun()` in the program of a single CPU, else `otherwise()`."""
     otherwise = jax.jit(otherwise, inline=True)
     alone = _on_one_device(fun, otherwise)
     return lax.platform_dependent(cpu=alone, default=otherwise)
 
 
 def _on_one_device(
-    fun: Callable[[], Any], otherwise: Callable[[], Any]
-) -> Callable[[], Any]:
+    fun: Callable[[], Tree], otherwise: Callable[[], Tree]
+) -> Callable[[], Tree]:
     # The compiler removes the branch that is never taken.
     return lambda: lax.cond(_one_device_p.bind(), fun, otherwise)
 
@@ -222,8 +225,8 @@ mlir.register_lowering(
 )
 
 
-def on_any_mesh(program: Callable[..., Any], out_sharding: Any) -> Callable[..., Any]:
-    """The program, whose arrays the compiler shards if a mesh has explicit axes.
+def on_any_mesh(program: Callable[..., _T], out_sharding: Tree) -> Callable[..., _T]:
+    """Lets the compiler shard the arrays of a program if a mesh has explicit axes.
 
     Args:
       program: A function of arrays.
@@ -237,13 +240,13 @@ def on_any_mesh(program: Callable[..., Any], out_sharding: Any) -> Callable[...,
     )
 
 
-def specs_of(params: optax.Params) -> Any:
-    """The partition specs of arrays by their types, a tree like `params`."""
+def specs_of(params: optax.Params) -> Tree:
+    """Returns the partition specs of arrays by their types, a tree like `params`."""
     return jax.tree.map(lambda p: jax.typeof(p).sharding.spec, params)
 
 
 def row_major(x: jax.Array) -> jax.Array:
-    """`x`, laid out by XLA's TPU backend as JAX lays out an argument.
+    """Lets XLA's TPU backend lay out `x` as JAX lays out an argument.
 
     That backend chooses how a stack lies from the products with its slices. The layout
     of an argument reaches a loop over the stack, but not a loop in a loop, such as

@@ -1,7 +1,7 @@
 """Differences along coordinates, those that matter more often."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,8 +52,8 @@ class CoordinateWise(estimators.GradientEstimator):
         return CoordinateWiseState(_memory.none((dimension,), jnp.float32(0)))
 
     def points(
-        self, draw: estimators.Draw, params: optax.Params, state: Any
-    ) -> tuple[estimators.Points, Any]:
+        self, draw: estimators.Draw, params: optax.Params, state: CoordinateWiseState
+    ) -> tuple[estimators.Points, CoordinateWiseState]:
         dimension = sum(p.size for p in jax.tree.leaves(params))
         # By the inverse of the cumulative distribution.
         shares = jnp.cumsum(_probabilities(state.scores, self.uniform_fraction))
@@ -72,8 +72,8 @@ class CoordinateWise(estimators.GradientEstimator):
         points: estimators.Points,
         values: estimators.Values,
         params: optax.Params,
-        state: Any,
-    ) -> tuple[estimators.Estimate, Any]:
+        state: CoordinateWiseState,
+    ) -> tuple[estimators.Estimate, CoordinateWiseState]:
         moved = values.along
         slopes = (moved[:, 0] - moved[:, 1]) / (2 * self.smoothing)
         finite = jnp.isfinite(slopes)
@@ -163,7 +163,7 @@ def coordinate_wise(
 
 
 def _probabilities(scores: jax.Array, uniform: float) -> jax.Array:
-    """p, [d]."""
+    """Returns p, [d]."""
     scores = _memory.known(scores)
     unseen = jnp.isnan(scores)
     mean = jnp.where(jnp.all(unseen), 1, jnp.nanmean(scores))

@@ -10,7 +10,7 @@ import optax
 
 from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import QueryBuffer, updated_if_usable
+from radazo_jax._src.contrib._memory import QueryBuffer
 
 # Added to the inner products of directions of length one: those that are nearly
 # combinations of others would amplify rounding.
@@ -24,7 +24,7 @@ _NEAREST = 0.1
 def shortest_interpolant(
     among: jax.Array, slopes: jax.Array, used: jax.Array
 ) -> jax.Array:
-    """The c of the shortest g = Σₖ cₖ aₖ with ⟨g, aₖ⟩ = slopesₖ.
+    """Returns the c of the shortest g = Σₖ cₖ aₖ with ⟨g, aₖ⟩ = slopesₖ.
 
     If the slopes belong to a linear function, g is the projection of its gradient
     on the span of the aₖ, up to a ridge of 10⁻⁴.
@@ -139,7 +139,7 @@ class LinearInterpolation(estimators.AlongDirections):
             ),
             _memory.followed_by(state.values, added[None]),
         )
-        return estimate, updated_if_usable(estimate, state, queries)
+        return estimate, _memory.updated_if_usable(estimate, state, queries)
 
 
 @checks.checks_names
@@ -205,12 +205,13 @@ def linear_interpolation(
     """
     memory_size = checks.check_int_at_least("memory_size", memory_size, 2)
     radius = checks.check_positive("radius", radius)
-    common = distribution, num_directions, smoothing
-    return LinearInterpolation(*common, memory_size, radius)
+    return LinearInterpolation(
+        distribution, num_directions, smoothing, memory_size, radius
+    )
 
 
 def _rows_of_points(size: int, before: int, smoothing: float) -> np.ndarray:
-    """The aᵢ as sums of new directions, past directions, and differences of θ.
+    """Returns the aᵢ as sums of new directions, past ones, and differences of θ.
 
     New points come first, followed by past points and past θ.
     """

@@ -11,7 +11,6 @@ import optax
 
 from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import updated_if_usable
 from radazo_jax._src.contrib.linear_interpolation import shortest_interpolant
 
 
@@ -41,7 +40,7 @@ class PriorGuided(estimators.AlongDirections):
 
     def points(
         self, draw: estimators.Draw, params: optax.Params, state: PriorGuidedState
-    ) -> tuple[estimators.Points, Any]:
+    ) -> tuple[estimators.Points, PriorGuidedState]:
         given = state.prior
         if self.prior is not None:
             given = _checked_prior(self.prior(params), params)
@@ -102,7 +101,7 @@ class PriorGuided(estimators.AlongDirections):
             )
         )
         estimate = estimate._replace(gradient=points.of_tree(tree))
-        return estimate, updated_if_usable(estimate, state, averaged)
+        return estimate, _memory.updated_if_usable(estimate, state, averaged)
 
 
 @checks.checks_names
@@ -172,16 +171,16 @@ def prior_guided(
     return PriorGuided(distribution, num_directions, smoothing, prior, decay)
 
 
-def _divided(tree: Any, norm: jax.Array) -> optax.Params:
-    """The tree over its norm; zeros stay."""
+def _divided(tree: optax.Params, norm: jax.Array) -> optax.Params:
+    """Divides the tree by its norm; zeros stay."""
     inverse = jnp.where(norm > 0, 1 / norm, 0)
     return jax.tree.map(lambda w: inverse * w, tree)
 
 
-def _checked_prior(given: Any, params: optax.Params) -> Any:
-    """The prior; raises unless it is a tree like `params`."""
+def _checked_prior(given: optax.Params, params: optax.Params) -> optax.Params:
+    """Returns the prior; raises unless it is a tree like `params`."""
 
-    def shapes(tree: Any) -> Any:
+    def shapes(tree: optax.Params) -> optax.Params:
         return jax.tree.map(jnp.shape, tree)
 
     if shapes(given) != shapes(params):

@@ -9,7 +9,7 @@ import optax
 
 from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import QueryBuffer, updated_if_usable
+from radazo_jax._src.contrib._memory import QueryBuffer
 
 
 class QueryReuseState(NamedTuple):
@@ -66,7 +66,7 @@ class QueryReuse(estimators.AlongDirections):
             ),
         )
         after = QueryReuseState(queries, stored)
-        return estimate, updated_if_usable(estimate, state, after)
+        return estimate, _memory.updated_if_usable(estimate, state, after)
 
 
 @checks.checks_names

@@ -1,7 +1,5 @@
 """Forward differences, of which signs are counted or lengths are normalized."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -20,8 +18,8 @@ class MajorityVote(estimators.AlongDirections):
         points: estimators.Points,
         values: estimators.Values,
         params: optax.Params,
-        state: Any,
-    ) -> tuple[estimators.Estimate, Any]:
+        state: tuple[()],
+    ) -> tuple[estimators.Estimate, tuple[()]]:
         found = estimators.Differences.of(values)
         slopes = found.to_others / self.smoothing
         finite = jnp.isfinite(slopes)
@@ -92,7 +90,7 @@ def majority_vote(
 
 
 def _votes(weights: jax.Array, points: estimators.Points) -> jax.Array:
-    """Σₖ weightsₖ sign(uₖ), [d]; one direction is alive at a time."""
+    """Computes Σₖ weightsₖ sign(uₖ), [d]; one direction is alive at a time."""
 
     def add(k: jax.Array, total: jax.Array) -> jax.Array:
         signs = [jnp.sign(u).reshape(-1) for u in jax.tree.leaves(points.direction(k))]
@@ -113,8 +111,8 @@ class NormalizedBatch(estimators.AlongDirections):
         points: estimators.Points,
         values: estimators.Values,
         params: optax.Params,
-        state: Any,
-    ) -> tuple[estimators.Estimate, Any]:
+        state: tuple[()],
+    ) -> tuple[estimators.Estimate, tuple[()]]:
         moved = values.along[:, 0]
         estimate = estimators.Differences.of(values).estimate(self.smoothing, points)
         spread = jnp.std(moved, ddof=1, where=jnp.isfinite(moved)) / self.smoothing

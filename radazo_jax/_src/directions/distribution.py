@@ -10,16 +10,17 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.typing import ArrayLike
 
 from radazo_jax._src.base import keys, xla
 from radazo_jax._src.base.configuration import Configuration
-from radazo_jax._src.base.trees import STATIC
+from radazo_jax._src.base.trees import STATIC, Tree
 from radazo_jax._src.directions import generator, norm
 from radazo_jax._src.directions.elements import (
     DenseElements,
@@ -66,14 +67,14 @@ class Direction:
     distribution: "Distribution" = dataclasses.field(metadata=STATIC)
     cached: tuple[Elements, ...] | None = None
 
-    def tree(self, layout: Layout) -> Any:
-        """All elements, as a tree like the parameters: float32."""
+    def tree(self, layout: Layout) -> Tree:
+        """Returns all elements, as a tree like the parameters: float32."""
         return jax.tree.unflatten(layout.treedef, elements(self, layout))
 
-    def inner_products(self, tree: Any, layout: Layout) -> jax.Array:
-        """⟨uₖ, w⟩ of stacked directions with a tree w: float32, [K]."""
+    def inner_products(self, tree: Tree, layout: Layout) -> jax.Array:
+        """Computes ⟨uₖ, w⟩ of stacked directions with a tree w: float32, [K]."""
 
-        def program(directions: Direction, tree: Any) -> jax.Array:
+        def program(directions: Direction, tree: Tree) -> jax.Array:
             total = jnp.zeros(len(directions.scale), jnp.float32)
             for i, w in enumerate(jax.tree.leaves(tree)):
                 flat = w.astype(jnp.float32).reshape(-1)
@@ -131,7 +132,7 @@ class Distribution(Configuration, abc.ABC):
 
     @abc.abstractmethod
     def factor(self, dimension: int) -> float:
-        """The c of E[u uᵀ] = I / c, by which estimators multiply.
+        """Returns the c of E[u uᵀ] = I / c, by which estimators multiply.
 
         Args:
           dimension: d, the number of coordinates of all leaves together.
@@ -152,7 +153,7 @@ class Distribution(Configuration, abc.ABC):
           The elements: float32, of the shape of the positions.
         """
 
-    def sample(self, key: jax.typing.ArrayLike, params: optax.Params) -> Direction:
+    def sample(self, key: ArrayLike, params: optax.Params) -> Direction:
         """Samples a direction for `params`.
 
         Args:
@@ -184,25 +185,25 @@ class Distribution(Configuration, abc.ABC):
     # numbers are drawn together or make factors, override the methods below.
 
     def _layout(self, params: optax.Params) -> Layout:
-        """The layout of the parameters, with the axes that it prescribes."""
+        """Returns the layout of the parameters, with the axes that it prescribes."""
         return layout_of(params)
 
     def _packing(self, dimension: int) -> Packing | None:
-        """The packing of neighbors; `None` if each number is drawn alone."""
+        """Returns the packing of neighbors; `None` if each number is drawn alone."""
         del dimension
         return None
 
     def _parts(self, leaf: Leaf) -> list[Part]:
-        """The arrays of random numbers from which the elements of a leaf are made."""
+        """Returns the arrays of random numbers that make the elements of a leaf."""
         return [Part(leaf.shape, leaf.offset)]
 
     def _joined(self, leaf: Leaf, parts: Sequence[Elements]) -> Elements:
-        """The elements of a leaf from these arrays, which may be stacked."""
+        """Returns the elements of a leaf from these arrays, which may be stacked."""
         del leaf
         return parts[0]
 
     def _most_together(self, num_directions: int) -> int:
-        """The number of numbers of a direction that are stored as one array."""
+        """Returns how many numbers of a direction are stored as one array."""
         del num_directions
         return MAX_TOGETHER
 
@@ -217,7 +218,7 @@ class UnitNorm(Distribution):
 def sample_direction(
     distribution: Distribution, key: jax.Array, number: jax.Array, layout: Layout
 ) -> Direction:
-    """The direction of this number under a key, which is typed.
+    """Samples the direction of this number under a key, which is typed.
 
     The elements of a normalized direction are all drawn once, to find their norm.
     """
@@ -228,12 +229,9 @@ def sample_direction(
 
 
 def sample_directions(
-    distribution: Distribution,
-    key: jax.Array,
-    numbers: jax.typing.ArrayLike,
-    layout: Layout,
+    distribution: Distribution, key: jax.Array, numbers: ArrayLike, layout: Layout
 ) -> Direction:
-    """The directions of these numbers under a key, stacked.
+    """Samples the directions of these numbers under a key, stacked.
 
     Args:
       distribution: The distribution.
@@ -259,7 +257,7 @@ def lazy(
     indices: Sequence[jax.Array] | None = None,
     stored: bool = False,
 ) -> Elements:
-    """The elements of a leaf before they are scaled, to be drawn when they are read.
+    """Returns the unscaled elements of a leaf, which are drawn when they are read.
 
     Args:
       direction: The direction.
@@ -293,7 +291,7 @@ def lazy(
 
 
 def values_of_leaf(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
-    """All elements of a leaf before they are scaled: float32."""
+    """Returns all elements of a leaf before they are scaled: float32."""
 
     def element_by_element(direction: Direction) -> jax.Array:
         return lazy(direction, leaf, dimension).values()
@@ -319,7 +317,7 @@ def stored_elements(
     leaves: Sequence[Leaf],
     dimension: int,
 ) -> tuple[Elements, ...]:
-    """The elements of some leaves of K directions, stacked, each number drawn once.
+    """Draws the elements of some leaves of K directions, stacked, each number once.
 
     Args:
       distribution: The distribution of the directions.
@@ -363,15 +361,15 @@ def stored_elements(
     )
 
 
-def num_random(distribution: Distribution, leaf: Leaf) -> int:
-    """The number of random numbers from which the elements of a leaf are made."""
-    return sum(part.size for part in distribution._parts(leaf))
+def num_random(distribution: Distribution, leaves: Sequence[Leaf]) -> int:
+    """Returns the number of random numbers that make the elements of some leaves."""
+    return sum(part.size for leaf in leaves for part in distribution._parts(leaf))
 
 
 # Compiled as a whole outside of `jit`, and a part of the program under `jit`.
 @functools.partial(jax.jit, static_argnames="layout", inline=True)
 def elements(direction: Direction, layout: Layout) -> list[jax.Array]:
-    """All elements of `direction`, leaf by leaf, scaled: float32."""
+    """Returns all elements of `direction`, leaf by leaf, scaled: float32."""
     if direction.cached is not None:
         return [direction.scale * stored.values() for stored in direction.cached]
     return [
@@ -381,7 +379,7 @@ def elements(direction: Direction, layout: Layout) -> list[jax.Array]:
 
 
 def rows(directions: Direction, layout: Layout, i: int) -> jax.Array:
-    """The elements of leaf i of stacked directions, scaled: float32, [K, size]."""
+    """Returns the scaled elements of leaf i of K directions: float32, [K, size]."""
     leaf = layout.leaves[i]
     if directions.cached is not None:
         us = jax.vmap(lambda held: held.values())(directions.cached[i])
@@ -434,7 +432,7 @@ def _drawn_once(
 
 
 def _groups(parts: Sequence[Part], max_together: int) -> list[list[Part]]:
-    """The parts that are drawn as one array: the smallest, and each other alone."""
+    """Returns the parts that are drawn as one array: the smallest; others are alone."""
     total, small, others = 0, [], []
     for part in sorted(parts, key=lambda part: part.size):
         total += part.size

@@ -14,6 +14,7 @@ from jax import lax
 
 from radazo_jax._src.base import checks, xla
 from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.base.trees import Tree
 from radazo_jax._src.directions import generator, layout
 from radazo_jax._src.directions.distribution import Distribution, UnitNorm
 from radazo_jax._src.directions.elements import (
@@ -50,7 +51,7 @@ class Normals(Distribution):
         return _PAIRS
 
 
-def _choose_pairs(size: int, stored: bool) -> Callable[..., Any]:
+def _choose_pairs(size: int, stored: bool) -> Callable[..., Tree]:
     # Elsewhere than on a single CPU, what is drawn together would be copied into the
     # shape of the leaf, or sent to other devices.
     fits = stored and _FEWEST <= size <= _MOST
@@ -58,14 +59,16 @@ def _choose_pairs(size: int, stored: bool) -> Callable[..., Any]:
 
 
 def _draw(key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
-    """The two numbers of each pair: complex64."""
+    """Returns the two numbers of each pair: complex64."""
     del number
     near = at.lo & np.uint32(PAIR - 1)
     hi = (at.hi << np.uint32(1)) | (at.lo >> np.uint32(31))
     return generator.normal_pairs(key, Counter(hi, 2 * at.lo - near))
 
 
-def _unpack(pairs: jax.Array, start: Any, shape: tuple[int, ...]) -> DenseElements:
+def _unpack(
+    pairs: jax.Array, start: jax.typing.ArrayLike, shape: tuple[int, ...]
+) -> DenseElements:
     stacked = pairs.shape[:-1]
     grouped = pairs.reshape(*stacked, -1, PAIR)
     numbers = jnp.stack([grouped.real, grouped.imag], axis=-2).reshape(*stacked, -1)
@@ -291,7 +294,9 @@ class _Signed(Distribution):
     """Distributions that draw the signs of 32 neighbors together, and store a word."""
 
     def _packing(self, dimension: int) -> Packing:
-        def unpack(words: jax.Array, start: Any, shape: tuple[int, ...]) -> PackedSigns:
+        def unpack(
+            words: jax.Array, start: jax.typing.ArrayLike, shape: tuple[int, ...]
+        ) -> PackedSigns:
             magnitude = self._magnitude(dimension)
             return PackedSigns(_from_bit(words, start), shape, magnitude)
 
@@ -299,10 +304,10 @@ class _Signed(Distribution):
 
     @abc.abstractmethod
     def _word(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
-        """uint32: bit b of word w says whether element 32 w + b is negative."""
+        """Draws uint32: bit b of word w says whether element 32 w + b is negative."""
 
     def _magnitude(self, dimension: int) -> float:
-        """The absolute value of all elements."""
+        """Returns the absolute value of all elements."""
         del dimension
         return 1.0
 
@@ -313,15 +318,15 @@ class _Signed(Distribution):
         return sign(bit, self._magnitude(at.dimension))
 
 
-def _choose_units(size: int, stored: bool) -> Callable[..., Any]:
+def _choose_units(size: int, stored: bool) -> Callable[..., Tree]:
     # A CPU that does not store words would compute one for each of its elements, and a
     # TPU would copy what is made of words into another order.
     del size
     return layout.together if stored else xla.on_one_gpu
 
 
-def _from_bit(words: jax.Array, start: Any) -> jax.Array:
-    """The words along the last axis, from a bit of the first one on."""
+def _from_bit(words: jax.Array, start: jax.typing.ArrayLike) -> jax.Array:
+    """Returns the words along the last axis, from a bit of the first one on."""
     if isinstance(start, int) and start == 0:
         return words
     start = jnp.uint32(start)
@@ -372,12 +377,12 @@ class Orthonormal(UnitNorm, _Signed):
 
 
 def _num_bits(dimension: int) -> int:
-    """The number of bits that number the coordinates: the log₂ of the basis size."""
+    """Returns how many bits number the coordinates: the log₂ of the basis size."""
     return max(dimension - 1, 0).bit_length()
 
 
 def _row(key: jax.Array, number: jax.Array, num_bits: int) -> Counter:
-    """Which row the direction of this number is, by a random bijection."""
+    """Returns the row that a direction of this number is, by a random bijection."""
     # The words of signs are drawn at positions below 2^59.
     here = jnp.full((2 * _TERMS,), 0xFFFFFFFF, jnp.uint32)
     drawn = generator.bits(key, Counter(here, jnp.arange(2 * _TERMS, dtype="uint32")))
@@ -495,7 +500,7 @@ class LowRank(Normals):
         return layout.with_axes(dict(given))
 
     def axes(self, leaf: Leaf) -> MatrixAxes | None:
-        """The axes that make the matrices of a leaf; `None` if it is drawn dense."""
+        """Returns the axes of the matrices of a leaf; `None` if it is drawn dense."""
         if leaf.axes is None:
             return None
         sides = [math.prod(leaf.shape[axis] for axis in side) for side in leaf.axes]
@@ -528,7 +533,7 @@ class LowRank(Normals):
 
 
 @checks.checks_names
-def low_rank(rank: int = 1, dimension_numbers: Any = None) -> Distribution:
+def low_rank(rank: int = 1, dimension_numbers: Tree = None) -> Distribution:
     """Matrices of low rank: u = A Bᵀ / √r with standard normal A and B.
 
     E[u uᵀ] = I, the factor is c = 1. A perturbed product needs no perturbed matrix:
@@ -577,8 +582,8 @@ def low_rank(rank: int = 1, dimension_numbers: Any = None) -> Distribution:
     return LowRank(rank, given)
 
 
-def _by_path(tree: Any) -> tuple[tuple[str, MatrixAxes | None], ...]:
-    def ends(x: Any) -> bool:
+def _by_path(tree: Tree) -> tuple[tuple[str, MatrixAxes | None], ...]:
+    def ends(x: Tree) -> bool:
         return x is None or isinstance(x, MatrixAxes)
 
     found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=ends)

@@ -65,7 +65,7 @@ def positions(
     offset: int = 0,
     dimension: int | None = None,
 ) -> Positions:
-    """Row-major flat positions of the elements of an array.
+    """Returns row-major flat positions of the elements of an array.
 
     Args:
       shape: The shape of the whole array.
@@ -112,7 +112,7 @@ def positions(
 def block(
     sizes: Sequence[int], starts: Sequence[jax.typing.ArrayLike] | None = None
 ) -> list[jax.Array]:
-    """Indices of a rectangular block, one broadcastable uint32 array per axis.
+    """Returns indices of a rectangular block, one broadcastable uint32 array per axis.
 
     Args:
       sizes: The block's shape.
@@ -137,18 +137,18 @@ def block(
 
 
 def zero() -> Counter:
-    """0, shape ()."""
+    """Returns 0, shape ()."""
     return Counter(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
 
 
 def add(a: Counter, b: Counter) -> Counter:
-    """The sum modulo 2^64."""
+    """Adds 64-bit integers modulo 2^64."""
     lo = a.lo + b.lo
     return Counter(a.hi + b.hi + (lo < b.lo).astype(jnp.uint32), lo)
 
 
 def shift_left(word: jax.Array, distance: int) -> Counter:
-    """A 32-bit word times 2^distance, modulo 2^64; `distance` is below 64."""
+    """Multiplies a 32-bit word by 2^distance < 2^64, modulo 2^64."""
     if distance >= 32:
         return Counter(word << np.uint32(distance - 32), jnp.zeros_like(word))
     # By two shifts, because a shift by 32 is not defined.
@@ -157,13 +157,13 @@ def shift_left(word: jax.Array, distance: int) -> Counter:
 
 
 def shift_right(at: Counter | Positions, distance: int) -> Counter:
-    """64-bit integers divided by 2^distance, which is from 1 to 31, rounded down."""
+    """Divides 64-bit integers by 2^distance, from 2 to 2^31, rounded down."""
     down, up = np.uint32(distance), np.uint32(32 - distance)
     return Counter(at.hi >> down, (at.lo >> down) | (at.hi << up))
 
 
 def concatenate(parts: Sequence[Positions]) -> Positions:
-    """All positions as one, to be drawn together; `split` takes them apart.
+    """Joins positions, to be drawn together; `split_flat` takes them apart.
 
     A part that is alone keeps its shape. Several become one axis.
     """
@@ -186,18 +186,18 @@ def split_flat(drawn: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax.
 
 
 def low(word: jax.Array) -> Counter:
-    """A 32-bit word as a 64-bit integer."""
+    """Returns a 32-bit word as a 64-bit integer."""
     return Counter(jnp.zeros_like(word), word)
 
 
 def _multiply(index: jax.Array, stride: int) -> Counter:
-    """`index * stride` modulo 2^64."""
+    """Multiplies `index` by `stride` modulo 2^64."""
     product = wide_product(index, np.uint32(stride % _WORD))
     return Counter(product.hi + index * np.uint32(stride // _WORD % _WORD), product.lo)
 
 
 def wide_product(a: jax.Array, b: np.uint32) -> Counter:
-    """The 64 bits of a product of 32-bit words, by its 16-bit halves."""
+    """Multiplies 32-bit words to 64 bits, by their 16-bit halves."""
     half, mask = np.uint32(16), np.uint32(0xFFFF)
     a_hi, a_lo, b_hi, b_lo = a >> half, a & mask, b >> half, b & mask
     lowest = a_lo * b_lo
@@ -228,7 +228,7 @@ _SINE = tuple(
 # Inlined into the program, but traced once for all draws of a shape.
 @functools.partial(jax.jit, static_argnames="rounds", inline=True)
 def words(key: jax.Array, at: At, rounds: int = 20) -> tuple[jax.Array, jax.Array]:
-    """The two 32-bit words of Threefry-2x32 at these positions."""
+    """Computes the two 32-bit words of Threefry-2x32 at these positions."""
     k0, k1 = jnp.moveaxis(jax.random.key_data(key), -1, 0)
     ks = (k0, k1, k0 ^ k1 ^ _PARITY)
     x0, x1 = at.hi + ks[0], at.lo + ks[1]
@@ -243,7 +243,7 @@ def words(key: jax.Array, at: At, rounds: int = 20) -> tuple[jax.Array, jax.Arra
 
 
 def fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
-    """The key of `jax.random.fold_in(key, data)`, for a uint32.
+    """Returns the key of `jax.random.fold_in(key, data)`, for a uint32.
 
     XLA's CPU backend compiles it to a few instructions. JAX's becomes a loop that
     takes 5 % of a step in 10⁴ dimensions.
@@ -254,7 +254,7 @@ def fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
 
 @checks_names
 def bits(key: jax.Array, at: At) -> jax.Array:
-    """32 uniform random bits per position.
+    """Draws 32 uniform random bits per position.
 
     Args:
       key: A typed key; it is consumed by the positions drawn, not as a whole.
@@ -354,7 +354,7 @@ def fast_normal(key: jax.Array, at: At) -> jax.Array:
 
 
 def normal_pairs(key: jax.Array, at: At) -> jax.Array:
-    """The numbers of `fast_normal` at these positions, and at 16 positions after them.
+    """Draws the numbers of `fast_normal` at positions, and at 16 positions after them.
 
     One complex number holds both, because XLA would compute the words for each of two
     arrays.
@@ -373,7 +373,7 @@ def normal_pairs(key: jax.Array, at: At) -> jax.Array:
 def _polar(
     first: jax.Array, second: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The radius of a pair, and the angles whose sines are its sine and its cosine.
+    """Returns a pair's radius, and angles whose sines are its sine and its cosine.
 
     An angle is a word: a quarter of a turn, times 2⁻³¹. 31 bits of the first word make
     the radius, the others the angle.
@@ -401,7 +401,7 @@ def _as_float(word: jax.Array) -> jax.Array:
 
 
 def below(key: jax.Array, at: At, bound: int) -> Counter:
-    """A uniform integer in `[0, bound)` per position.
+    """Draws a uniform integer in `[0, bound)` per position.
 
     Args:
       key: A typed key; it is consumed by the positions drawn, not as a whole.

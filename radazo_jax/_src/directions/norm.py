@@ -7,7 +7,7 @@ on how an array is spread over devices. A sum of integers is not rounded.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from radazo_jax._src.directions import generator
 from radazo_jax._src.directions.elements import Elements, LazyElements
 from radazo_jax._src.directions.generator import Counter
 from radazo_jax._src.directions.layout import Layout, Part
+
+if TYPE_CHECKING:
+    from radazo_jax._src.directions.distribution import Distribution
 
 # The squares that are summed are below 2^6.
 _INTEGER_BITS = 6
@@ -40,7 +43,7 @@ def fraction_bits(num_squares: int) -> int:
 
 
 def sum_of_squares(x: jax.Array, fraction: int) -> Counter:
-    """Σ x² in units of 2^-fraction, to which every square is rounded.
+    """Sums x² in units of 2^-fraction, to which every square is rounded.
 
     Args:
       x: float32, any shape, of absolute values below 8.
@@ -62,19 +65,19 @@ def sum_of_squares(x: jax.Array, fraction: int) -> Counter:
 
 
 def as_float(total: Counter, fraction: int) -> jax.Array:
-    """The sum, at least one of its units: float32."""
+    """Returns the sum, at least one of its units: float32."""
     hi, lo = (word.astype(jnp.float32) for word in total)
     units = hi * np.float32(2.0**32) + lo
     return jnp.maximum(units, np.float32(1)) * np.float32(2.0**-fraction)
 
 
 def _log2(size: int) -> int:
-    """⌈log₂ size⌉."""
+    """Returns ⌈log₂ size⌉."""
     return (max(size, 1) - 1).bit_length()
 
 
 def _first_axis(shape: tuple[int, ...]) -> int:
-    """The first of the axes that are summed at once: the last at least."""
+    """Returns the first of the axes that are summed at once: the last at least."""
     first = 0
     while first < len(shape) - 1 and math.prod(shape[first:]) > _MAX_AT_ONCE:
         first += 1
@@ -82,7 +85,7 @@ def _first_axis(shape: tuple[int, ...]) -> int:
 
 
 def _digits(squares: jax.Array, fraction: int, base: int) -> list[jax.Array]:
-    """Squares, rounded, in digits of `base` bits: uint32, the lowest first."""
+    """Returns rounded squares in digits of `base` bits: uint32, the lowest first."""
     num_digits = -(-(_INTEGER_BITS + fraction) // base)
     digits = []
     rest = squares * np.float32(2.0 ** (fraction - base * (num_digits - 1)))
@@ -95,7 +98,7 @@ def _digits(squares: jax.Array, fraction: int, base: int) -> list[jax.Array]:
 
 
 def _sum_of_words(words: jax.Array, distance: int) -> Counter:
-    """The sum of all words times 2^distance."""
+    """Sums all words times 2^distance."""
     base = 32 - _log2(words.size)
     mask = np.uint32(2**base - 1)
     shifts = range(0, 32, base)
@@ -107,7 +110,7 @@ def _sum_of_words(words: jax.Array, distance: int) -> Counter:
 
 
 def _sums(words: Sequence[jax.Array], axes: range) -> Sequence[jax.Array]:
-    """The sum of each, so that what makes all of them is computed once."""
+    """Sums each, so that what makes all of them is computed once."""
 
     def in_one_reduction(*words: jax.Array) -> tuple[jax.Array, ...]:
         zeros = (np.uint32(0),) * len(words)
@@ -134,7 +137,7 @@ _LARGEST = 8.0
 
 
 def inverse_norm(
-    distribution: Any, key: jax.Array, number: jax.Array, layout: Layout
+    distribution: "Distribution", key: jax.Array, number: jax.Array, layout: Layout
 ) -> jax.Array:
     """Returns 1 over the norm of a direction that is not stored: float32, shape ().
 
@@ -169,12 +172,16 @@ def inverse_norm(
     )
 
 
-def inverse_norm_of(distribution: Any, elements: Sequence[Elements]) -> jax.Array:
+def inverse_norm_of(
+    distribution: "Distribution", elements: Sequence[Elements]
+) -> jax.Array:
     """Returns 1 over the norm of the elements of all leaves: float32, shape ()."""
     return _inverse_norm(distribution, [of_leaf.values() for of_leaf in elements])
 
 
-def _inverse_norm(distribution: Any, values: Sequence[jax.Array]) -> jax.Array:
+def _inverse_norm(
+    distribution: "Distribution", values: Sequence[jax.Array]
+) -> jax.Array:
     fraction = fraction_bits(sum(x.size for x in values))
     sums = [_sum_of_squares(distribution, x, fraction) for x in values]
     return functools.reduce(_Sum.plus, sums, _Sum.zero()).inverse_root(fraction)
@@ -199,14 +206,17 @@ class _Sum(NamedTuple):
         return jnp.where(self.whole, root, jnp.nan)
 
 
-def _sum_of_squares(distribution: Any, x: jax.Array, fraction: int) -> _Sum:
+def _sum_of_squares(distribution: "Distribution", x: jax.Array, fraction: int) -> _Sum:
     bounded = distribution._packing(x.size) is not None
     whole = jnp.ones((), jnp.bool_) if bounded else jnp.all(abs(x) < _LARGEST)
     return _Sum(sum_of_squares(x, fraction), whole)
 
 
 def _in_pieces(
-    distribution: Any, drawn: Callable[..., jax.Array], dimension: int, size: int
+    distribution: "Distribution",
+    drawn: Callable[..., jax.Array],
+    dimension: int,
+    size: int,
 ) -> jax.Array:
     fraction = fraction_bits(dimension)
     pieces, rest = divmod(dimension, size)

@@ -54,7 +54,7 @@ def are_stored(directions: Direction, layout: Layout, use: Use) -> bool:
       use: The use of the directions.
     """
     distribution, count = directions.distribution, len(directions.scale)
-    numbers = count * _num_random(distribution, layout)
+    numbers = count * num_random(distribution, layout.leaves)
     few = numbers * _CACHED_SHARE <= layout.dimension
     if use is Use.TOGETHER:
         one = count == 1 and layout.dimension <= _MAX_KEPT
@@ -72,13 +72,8 @@ def are_stored(directions: Direction, layout: Layout, use: Use) -> bool:
 
 def have_factors(directions: Direction, layout: Layout) -> bool:
     """Returns whether a direction has few numbers, as factors of matrices do."""
-    one = _num_random(directions.distribution, layout)
+    one = num_random(directions.distribution, layout.leaves)
     return one * _CACHED_SHARE <= layout.dimension
-
-
-def _num_random(distribution: Distribution, layout: Layout) -> int:
-    """Returns the number of random numbers of a direction."""
-    return sum(num_random(distribution, leaf) for leaf in layout.leaves)
 
 
 def cache(directions: Direction, layout: Layout, use: Use) -> Direction:
@@ -90,8 +85,9 @@ def cache(directions: Direction, layout: Layout, use: Use) -> Direction:
 
 def sample_one(distribution: Distribution, key: jax.Array, layout: Layout) -> Direction:
     """Returns direction 0 under a key, stacked, and stored unless it is large."""
-    number, scale = jnp.zeros(1, jnp.uint32), jnp.ones(1, jnp.float32)
+    number = jnp.zeros(1, jnp.uint32)
     own = key if distribution.sequential else generator.fold_in(key, number[0])
+    scale = jnp.ones(1, jnp.float32)
     direction = Direction(own[None], number, scale, distribution)
     if are_stored(direction, layout, Use.TOGETHER):
         return store(direction, layout)
@@ -114,10 +110,8 @@ def store(directions: Direction, layout: Layout) -> Direction:
     leaves = layout.leaves
     if at_once:
         leaves = (Leaf((layout.dimension,), 0, "", None),)
-    stored = stored_elements(
-        *(distribution, directions.key, directions.number),
-        *(leaves, layout.dimension),
-    )
+    keys, numbers = directions.key, directions.number
+    stored = stored_elements(distribution, keys, numbers, leaves, layout.dimension)
     if distribution.normalized:
         # The norm of what is stored, so that nothing is drawn twice.
         scale = jax.vmap(functools.partial(norm.inverse_norm_of, distribution))(stored)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax import lax
 
 from radazo_jax._src.base import trees
 from radazo_jax._src.base.names import checks_names
-from radazo_jax._src.base.trees import STATIC, widest
+from radazo_jax._src.base.trees import STATIC, Tree, widest
 from radazo_jax._src.base.xla import barrier, on_any_mesh, specs_of
 from radazo_jax._src.directions import generator, storage
 from radazo_jax._src.directions.distribution import (
@@ -33,11 +33,13 @@ from radazo_jax._src.directions.elements import (
 from radazo_jax._src.directions.layout import Layout, Leaf
 from radazo_jax._src.directions.storage import Use
 
+_T = TypeVar("_T")
+
 
 def combine(
     coefficients: jax.Array, directions: Direction, layout: Layout, params: optax.Params
 ) -> optax.Params:
-    """Σₖ coefficientsₖ uₖ, a tree like `params`, sharded as it.
+    """Computes Σₖ coefficientsₖ uₖ, a tree like `params`, sharded as it.
 
     The sum is taken in the widest dtype of the parameters, at least float32.
 
@@ -61,7 +63,7 @@ def _combined_in_parts(
     directions: Direction,
     params: optax.Params,
     layout: Layout,
-    shardings: tuple[Any, ...],
+    shardings: tuple[jax.sharding.Sharding, ...],
 ) -> optax.Params:
     combined = _combined(coefficients, directions, layout, params)
     leaves = map(lax.with_sharding_constraint, jax.tree.leaves(combined), shardings)
@@ -75,7 +77,7 @@ def _combined(
 
     def program(
         coefficients: jax.Array, directions: Direction, params: optax.Params
-    ) -> Any:
+    ) -> Tree:
         sums = _sums(coefficients.astype(dtype), directions, layout)
         gradient = jax.tree.unflatten(layout.treedef, sums)
         return jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), gradient, params)
@@ -86,7 +88,7 @@ def _combined(
 def _sums(
     coefficients: jax.Array, directions: Direction, layout: Layout
 ) -> list[jax.Array]:
-    """The weighted sum of the directions, leaf by leaf."""
+    """Computes the weighted sum of the directions, leaf by leaf."""
     if directions.cached is not None:
         dtype = coefficients.dtype
         return [
@@ -134,7 +136,7 @@ def _in_dtype(
 def _sum_at_once(
     coefficients: jax.Array, directions: Direction, leaf: Leaf, dimension: int
 ) -> jax.Array:
-    """The weighted sum on one leaf, as the sum over an axis of size K.
+    """Computes the weighted sum on one leaf, as the sum over an axis of size K.
 
     XLA's GPU backend makes it a loop within the kernel that consumes the sum, so that
     nothing is stored, and compiles the draw once. Its CPU backend would store all K,
@@ -151,15 +153,15 @@ def _sum_at_once(
 def _sum_in_turn(
     coefficients: jax.Array, directions: Direction, leaf: Leaf, dimension: int
 ) -> jax.Array:
-    """The weighted sum on one leaf, as an expression of K terms or as a loop."""
+    """Computes the weighted sum on one leaf, as an expression or as a loop."""
     size = len(coefficients)
 
-    def term(k: Any) -> jax.Array:
+    def term(k: jax.typing.ArrayLike) -> jax.Array:
         direction = jax.tree.map(lambda x: x[k], directions)
         u = _one_by_one(direction, leaf, dimension)
         return coefficients[k] * u.astype(coefficients.dtype)
 
-    def add(k: Any, gradient: jax.Array) -> jax.Array:
+    def add(k: jax.typing.ArrayLike, gradient: jax.Array) -> jax.Array:
         return gradient + term(k)
 
     if size > storage.MAX_UNROLLED:
@@ -169,7 +171,7 @@ def _sum_in_turn(
 
 
 def _one_by_one(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
-    """The elements of a leaf, scaled, of which none shares a word with its neighbors.
+    """Returns the scaled elements of a leaf, none of which shares a word with others.
 
     The words of all K directions would be stored.
     """
@@ -204,12 +206,12 @@ class Block(NamedTuple):
         return generator.block(self.sizes, self.starts)
 
     def read(self, array: jax.Array) -> jax.Array:
-        """The block of an array like the leaf, of which some axes may have size 1."""
+        """Reads the block of an array like the leaf; some axes may have size 1."""
         sizes = [min(pair) for pair in zip(self.sizes, array.shape, strict=True)]
         return lax.dynamic_slice(array, self._starts_in(array), sizes)
 
     def write(self, array: jax.Array, part: jax.Array) -> jax.Array:
-        """The array with this part in the place of the block."""
+        """Returns the array with this part in the place of the block."""
         return lax.dynamic_update_slice(array, part, self._starts_in(array))
 
     def _starts_in(self, array: jax.Array) -> list[jax.Array]:
@@ -220,12 +222,12 @@ class Block(NamedTuple):
 
 
 def cuts(shape: tuple[int, ...], axis: int) -> bool:
-    """Whether the blocks of an array are shorter than it along an axis from this on."""
+    """Returns whether blocks of an array are shorter along an axis from this on."""
     return axis <= _cut_axis(shape)
 
 
 def _cut_axis(shape: tuple[int, ...]) -> int:
-    """The axis along which an array is cut into blocks; -1 if it is one block.
+    """Returns the axis along which an array is cut into blocks; -1 for one block.
 
     A block has one index along the axes before it, and all along the axes after it.
     """
@@ -233,9 +235,7 @@ def _cut_axis(shape: tuple[int, ...]) -> int:
     return max((i for i, n in enumerate(sizes) if n > MAX_ELEMENTS), default=-1)
 
 
-def for_each(
-    shape: tuple[int, ...], body: Callable[[Block, Any], Any], carry: Any
-) -> Any:
+def for_each(shape: tuple[int, ...], body: Callable[[Block, _T], _T], carry: _T) -> _T:
     """Calls `carry = body(block, carry)` for each block of an array, in a loop.
 
     Args:
@@ -253,10 +253,10 @@ def for_each(
     size = max(MAX_ELEMENTS // math.prod(after), 1)
     count, rest = divmod(shape[axis], size)
 
-    def of_size(size: int, count: int, first: int, carry: Any) -> Any:
+    def of_size(size: int, count: int, first: int, carry: _T) -> _T:
         grid = (*before, count)
 
-        def one(i: jax.Array, carry: Any) -> Any:
+        def one(i: jax.Array, carry: _T) -> _T:
             *at, j = jnp.unravel_index(i, grid)
             starts: list[Any] = [*at, first + j * size, *(0 for _ in after)]
             return body(Block(starts, (*(1 for _ in before), size, *after)), carry)
@@ -276,7 +276,7 @@ def combine_block(
     leaf: Leaf,
     dimension: int,
 ) -> jax.Array:
-    """Σᵢ coefficientsᵢ uᵢ on a block of a leaf.
+    """Computes Σᵢ coefficientsᵢ uᵢ on a block of a leaf.
 
     The time to compile does not grow with the number of directions.
 
@@ -302,7 +302,9 @@ def combine_block(
             drawn = DenseElements(drawn.values())
         return jax.tree.map(lambda x: x.astype(dtype), drawn)
 
-    def add(total: jax.Array, some: Any) -> tuple[jax.Array, None]:
+    def add(
+        total: jax.Array, some: tuple[jax.Array, Direction]
+    ) -> tuple[jax.Array, None]:
         weights, directions = some
         return total + jax.vmap(draw)(directions).weighted_sum(weights), None
 
@@ -349,15 +351,15 @@ class LinearCombination:
     trees: tuple[tuple[jax.Array, Any], ...] = ()
 
     @classmethod
-    def of_tree(cls, tree: Any, layout: Layout) -> "LinearCombination":
-        """The combination that is a single tree like the parameters."""
+    def of_tree(cls, tree: Tree, layout: Layout) -> "LinearCombination":
+        """Returns the combination that is a single tree like the parameters."""
         return cls(None, None, layout).plus(jnp.ones((), jnp.float32), tree)
 
     @classmethod
     def of_flat(
         cls, flat: jax.Array, layout: Layout, params: optax.Params
     ) -> "LinearCombination":
-        """The combination that is a vector of all coordinates, [d].
+        """Returns the combination that is a vector of all coordinates, [d].
 
         Args:
           flat: The vector.
@@ -365,7 +367,7 @@ class LinearCombination:
           params: θ, whose dtypes and shardings the tree has.
         """
 
-        def program(flat: jax.Array, params: optax.Params) -> Any:
+        def program(flat: jax.Array, params: optax.Params) -> Tree:
             leaves = [
                 flat[leaf.offset : leaf.offset + leaf.size].reshape(leaf.shape)
                 for leaf in layout.leaves
@@ -375,15 +377,15 @@ class LinearCombination:
 
         return cls.of_tree(on_any_mesh(program, specs_of(params))(flat, params), layout)
 
-    def plus(self, weight: jax.Array, tree: Any) -> "LinearCombination":
-        """The combination with one more weighted tree."""
+    def plus(self, weight: jax.Array, tree: Tree) -> "LinearCombination":
+        """Returns the combination with one more weighted tree."""
         more: LinearCombination = dataclasses.replace(
             self, trees=(*self.trees, (weight, tree))
         )
         return more
 
     def scaled(self, factor: jax.Array) -> "LinearCombination":
-        """The combination times a number, shape ().
+        """Multiplies the combination by a number, shape ().
 
         Zero times a coefficient or a weight is zero, also if it is not finite.
         """
@@ -431,9 +433,9 @@ def _times(weight: jax.Array, x: jax.Array, like: jax.Array) -> jax.Array:
 
 @checks_names
 def gram(
-    directions: Sequence[Direction], layout: Layout, trees: Sequence[Any] = ()
+    directions: Sequence[Direction], layout: Layout, trees: Sequence[Tree] = ()
 ) -> jax.Array:
-    """The inner products of all pairs of directions and trees: float32, [n, n].
+    """Computes inner products of all pairs of directions and trees: float32, [n, n].
 
     The elements of one leaf of all of them are alive at a time.
 
@@ -455,7 +457,7 @@ def gram(
       True
     """
 
-    def program(directions: Sequence[Direction], trees: Sequence[Any]) -> jax.Array:
+    def program(directions: Sequence[Direction], trees: Sequence[Tree]) -> jax.Array:
         leaves = [jax.tree.leaves(tree) for tree in trees]
         products = []
         for i in range(len(layout.leaves)):

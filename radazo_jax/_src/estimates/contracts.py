@@ -19,7 +19,7 @@ from jax import lax
 
 from radazo_jax._src.base import checks, keys, shown
 from radazo_jax._src.base.configuration import Configuration, check_fields
-from radazo_jax._src.base.trees import STATIC
+from radazo_jax._src.base.trees import STATIC, Tree
 from radazo_jax._src.directions.distribution import Direction
 from radazo_jax._src.directions.layout import Layout
 from radazo_jax._src.directions.sums import LinearCombination
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     class _Update(Protocol):
         def __call__(
             self,
-            updates: Any,
-            state: Any,
+            updates: Tree,
+            state: Tree,
             params: optax.Params = None,
-            **extra_args: Any,
-        ) -> tuple[Any, Any]: ...
+            **extra_args: Tree,
+        ) -> tuple[Tree, Tree]: ...
 
     class GradientTransformationExtraArgs(optax.GradientTransformationExtraArgs):
         """`optax.GradientTransformationExtraArgs` with the types of its functions."""
@@ -75,7 +75,7 @@ class Draw(NamedTuple):
 
     @classmethod
     def once(cls, key: jax.typing.ArrayLike) -> "Draw":
-        """The draw of a single estimate, which is a run of one step."""
+        """Returns the draw of a single estimate, which is a run of one step."""
         typed = keys.as_key(key)
         return cls(typed, typed)
 
@@ -158,16 +158,16 @@ class Points:
         return Values(values[0] if self.includes_params else nan, along)
 
     def join(self, values: Values) -> jax.Array:
-        """The inverse of `split`: the values at all points, [n] or [n, G]."""
+        """Reverts `split`: returns the values at all points, [n] or [n, G]."""
         along = lax.collapse(values.along, 0, 2)
         if not self.includes_params:
             return along
         return jnp.concatenate([values.base[None], along])
 
     def with_shift(
-        self, shift: Any, shifts: jax.Array, scales: jax.Array | None = None
+        self, shift: Tree, shifts: jax.Array, scales: jax.Array | None = None
     ) -> "Points":
-        """The points along the same directions, moved by multiples of one tree.
+        """Returns the points along the same directions, moved by multiples of one tree.
 
         Args:
           shift: w, a tree like the parameters.
@@ -181,7 +181,7 @@ class Points:
         return moved
 
     def select(self, which: slice | np.ndarray) -> "Points":
-        """The points along some of the directions, by an index of the directions."""
+        """Returns the points along some of the directions, by their index."""
         some: Points = dataclasses.replace(
             self,
             directions=jax.tree.map(lambda x: x[which], self.directions),
@@ -191,23 +191,23 @@ class Points:
         return some
 
     def combine(self, coefficients: jax.Array) -> LinearCombination:
-        """Σₖ coefficientsₖ uₖ over the directions of the points: a gradient.
+        """Returns Σₖ coefficientsₖ uₖ over the directions of the points: a gradient.
 
         Args:
           coefficients: Real, [K].
         """
         return LinearCombination(coefficients, self.directions, self.layout)
 
-    def direction(self, k: jax.typing.ArrayLike) -> Any:
-        """uₖ as a tree like the parameters, float32."""
+    def direction(self, k: jax.typing.ArrayLike) -> Tree:
+        """Returns uₖ as a tree like the parameters, float32."""
         return jax.tree.map(lambda x: x[k], self.directions).tree(self.layout)
 
-    def of_tree(self, tree: Any) -> LinearCombination:
-        """A tree like the parameters as a gradient."""
+    def of_tree(self, tree: Tree) -> LinearCombination:
+        """Returns a tree like the parameters as a gradient."""
         return LinearCombination.of_tree(tree, self.layout)
 
     def of_flat(self, flat: jax.Array, params: optax.Params) -> LinearCombination:
-        """A vector of all coordinates, [d], as a gradient.
+        """Returns a vector of all coordinates, [d], as a gradient.
 
         Args:
           flat: The vector.
@@ -215,8 +215,8 @@ class Points:
         """
         return LinearCombination.of_flat(flat, self.layout, params)
 
-    def inner_products(self, tree: Any) -> jax.Array:
-        """⟨uₖ, w⟩ of the directions with a tree w like the parameters: float32, [K]."""
+    def inner_products(self, tree: Tree) -> jax.Array:
+        """Computes ⟨uₖ, w⟩ with a tree w like the parameters: float32, [K]."""
         return self.directions.inner_products(tree, self.layout)
 
 
@@ -275,7 +275,7 @@ class GradientEstimator(Configuration, abc.ABC):
       3.0
     """
 
-    def init(self, params: optax.Params) -> Any:
+    def init(self, params: optax.Params) -> Tree:
         """Returns the state before the first step; `()` by default.
 
         Args:
@@ -286,8 +286,8 @@ class GradientEstimator(Configuration, abc.ABC):
 
     @abc.abstractmethod
     def points(
-        self, draw: Draw, params: optax.Params, state: Any
-    ) -> tuple[Points, Any]:
+        self, draw: Draw, params: optax.Params, state: Tree
+    ) -> tuple[Points, Tree]:
         """Returns the points at which a step evaluates the function, and the state.
 
         Args:
@@ -298,8 +298,8 @@ class GradientEstimator(Configuration, abc.ABC):
 
     @abc.abstractmethod
     def reduce(
-        self, points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
+        self, points: Points, values: Values, params: optax.Params, state: Tree
+    ) -> tuple[Estimate, Tree]:
         """Returns the estimate according to the values, and the state after it.
 
         Args:
@@ -310,7 +310,7 @@ class GradientEstimator(Configuration, abc.ABC):
         """
 
 
-def check_estimator(estimator: Any) -> None:
+def check_estimator(estimator: object) -> None:
     """Raises unless `estimator` is one, with hashable fields."""
     if isinstance(estimator, optax.GradientTransformation):
         raise TypeError(
@@ -348,11 +348,11 @@ class Evaluator(Configuration, abc.ABC):
     @abc.abstractmethod
     def evaluate(
         self,
-        fun: Callable[[optax.Params], Any],
+        fun: Callable[[optax.Params], Tree],
         params: optax.Params,
         points: Points,
         has_aux: bool,
-    ) -> tuple[Values, Any]:
+    ) -> tuple[Values, Tree]:
         """Returns the values, and the auxiliary output at the first point.
 
         Args:
@@ -364,7 +364,7 @@ class Evaluator(Configuration, abc.ABC):
         """
 
 
-def check_evaluator(evaluator: Any, traces: bool = True) -> None:
+def check_evaluator(evaluator: object, traces: bool = True) -> None:
     """Raises unless `evaluator` is one, with hashable fields.
 
     Args:

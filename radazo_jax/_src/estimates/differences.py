@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import optax
 from radazo_jax._src.base import checks, shown
 from radazo_jax._src.base.configuration import check_fields
 from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.base.trees import Tree
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.distributions import rademacher, sphere
 from radazo_jax._src.estimates.contracts import (
@@ -68,14 +69,14 @@ class AlongDirections(GradientEstimator):
     _sides: ClassVar[Sequence[float]] = (1.0,)
 
     def __post_init__(self) -> None:
-        given = self.distribution, self.num_directions, self.smoothing
-        names = "distribution", "num_directions", "smoothing"
-        for name, value in zip(names, checked_differences(*given), strict=True):
-            object.__setattr__(self, name, value)
+        check_distribution(self.distribution)
+        count = checks.check_int_at_least("num_directions", self.num_directions, 1)
+        object.__setattr__(self, "num_directions", count)
+        object.__setattr__(self, "smoothing", checked_smoothing(self.smoothing))
 
     def points(
-        self, draw: Draw, params: optax.Params, state: Any
-    ) -> tuple[Points, Any]:
+        self, draw: Draw, params: optax.Params, state: Tree
+    ) -> tuple[Points, Tree]:
         points = sample_points(
             self.distribution,
             draw,
@@ -105,8 +106,8 @@ class ForwardDifference(FiniteDifferences):
     includes_params = True
 
     def reduce(
-        self, points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
+        self, points: Points, values: Values, params: optax.Params, state: Tree
+    ) -> tuple[Estimate, Tree]:
         found = Differences.of(values)
         return found.estimate(self.smoothing, points), state
 
@@ -118,8 +119,8 @@ class CentralDifference(FiniteDifferences):
     _sides = (1.0, -1.0)
 
     def reduce(
-        self, points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
+        self, points: Points, values: Values, params: optax.Params, state: Tree
+    ) -> tuple[Estimate, Tree]:
         above, below = values.along.T
         found = Differences(mean_of_finite(values.along), above - below)
         return found.estimate(2 * self.smoothing, points), state
@@ -277,7 +278,7 @@ def spsa(num_directions: int = 1, smoothing: float | None = None) -> GradientEst
     return central_difference(rademacher(), num_directions, smoothing)
 
 
-def check_distribution(distribution: Any) -> None:
+def check_distribution(distribution: object) -> None:
     """Raises unless `distribution` is one, with hashable fields."""
     if not isinstance(distribution, Distribution):
         raise TypeError(
@@ -287,15 +288,11 @@ def check_distribution(distribution: Any) -> None:
     check_fields(distribution)
 
 
-def checked_differences(
-    distribution: Any, num_directions: Any, smoothing: Any
-) -> tuple[Distribution, int, Any]:
-    """The arguments that all difference estimators have; raises if one is wrong."""
-    check_distribution(distribution)
-    num_directions = checks.check_int_at_least("num_directions", num_directions, 1)
-    smoothing = checks.check_positive("smoothing", smoothing)
-    checks.warn_of_size("smoothing", smoothing, least=1e-20)
-    return distribution, num_directions, smoothing
+def checked_smoothing(smoothing: object) -> float:
+    """Checks the smoothing of an estimator, and returns it."""
+    found = checks.check_positive("smoothing", smoothing)
+    checks.warn_of_size("smoothing", found, least=1e-20)
+    return found
 
 
 class Finite(NamedTuple):
@@ -320,7 +317,7 @@ class Finite(NamedTuple):
 
 
 def mean_of_finite(values: jax.Array) -> jax.Array:
-    """The mean of the values that are finite; NaN without any."""
+    """Returns the mean of the values that are finite; NaN without any."""
     return jnp.mean(values, where=jnp.isfinite(values))
 
 
@@ -348,7 +345,7 @@ class Differences(NamedTuple):
 
     @classmethod
     def of(cls, values: Values) -> "Differences":
-        """The differences of values to the value at θ, or to their mean if it failed.
+        """Subtracts the value at θ from values, or their mean if it failed.
 
         The mean needs two values; with fewer, there are no differences. A value is part
         of the mean, which makes its difference smaller. The gain n/(n−1) for n values
@@ -371,7 +368,7 @@ class Differences(NamedTuple):
         return self.each * jnp.asarray(self.gain, self.each.dtype)
 
     def estimate(self, distance: jax.typing.ArrayLike, points: Points) -> Estimate:
-        """c/K Σₖ (gain · differenceₖ / distance) uₖ over the K finite differences.
+        """Returns c/K Σₖ (gain · differenceₖ / distance) uₖ over K finite differences.
 
         Along it the slope is gain · c/K Σₖ (differenceₖ / distance)². Without any,
         gradient and slope are NaN.

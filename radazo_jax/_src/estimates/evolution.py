@@ -1,7 +1,6 @@
 """Populations whose values are shaped: evolution strategies."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src.base import checks, shown
+from radazo_jax._src.base.trees import Tree
 from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.distributions import sphere
 from radazo_jax._src.estimates.contracts import (
@@ -20,7 +20,8 @@ from radazo_jax._src.estimates.contracts import (
 )
 from radazo_jax._src.estimates.differences import (
     Finite,
-    checked_differences,
+    check_distribution,
+    checked_smoothing,
     mean_of_finite,
 )
 from radazo_jax._src.estimates.points import sample_points
@@ -45,8 +46,8 @@ class EvolutionStrategy(GradientEstimator):
         return np.array([1.0, -1.0] if self.antithetic else [1.0], np.float32)
 
     def points(
-        self, draw: Draw, params: optax.Params, state: Any
-    ) -> tuple[Points, Any]:
+        self, draw: Draw, params: optax.Params, state: Tree
+    ) -> tuple[Points, Tree]:
         scales = [self.smoothing, -self.smoothing][: len(self._signs)]
         points = sample_points(
             self.distribution, draw, self.population_size // len(scales), scales, params
@@ -54,15 +55,15 @@ class EvolutionStrategy(GradientEstimator):
         return dataclasses.replace(points, vector_valued=True), state
 
     def reduce(
-        self, points: Points, values: Values, params: optax.Params, state: Any
-    ) -> tuple[Estimate, Any]:
+        self, points: Points, values: Values, params: optax.Params, state: Tree
+    ) -> tuple[Estimate, Tree]:
         along = values.along
         members = along.reshape(self.population_size, *along.shape[2:])
         _, finite, count = Finite.of(members)
         used = jnp.maximum(count, 1).astype(members.dtype)
 
         def along_directions(members: jax.Array) -> jax.Array:
-            """Σ over the sides of each direction, and over prompts: [K]."""
+            """Sums over the sides of each direction, and over prompts: [K]."""
             each = members.reshape(*points.scales.shape, -1)
             sides = jnp.asarray(self._signs, each.dtype)[None, :, None]
             return jnp.sum(sides * each, (1, 2))
@@ -155,7 +156,8 @@ def evolution_strategy(
       Salimans et al., Evolution Strategies as a Scalable Alternative to Reinforcement
       Learning, 2017, algorithm 1, <https://arxiv.org/abs/1703.03864>.
     """
-    distribution, _, smoothing = checked_differences(distribution, 1, smoothing)
+    check_distribution(distribution)
+    smoothing = checked_smoothing(smoothing)
     n = checks.check_int_at_least("population_size", population_size, 2)
     if antithetic and n % 2:
         raise ValueError(
@@ -175,7 +177,7 @@ def evolution_strategy(
 
 
 def _weights(shaping: Shaping, members: jax.Array) -> jax.Array:
-    """The weights of the values, 0 if a value or its weight is not finite."""
+    """Returns the weights of the values, 0 if a value or its weight is not finite."""
     weights = jnp.asarray(shaping(members))
     if weights.shape != members.shape:
         raise ValueError(

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src.base import checks, keys, shown, xla
+from radazo_jax._src.base.trees import Tree
 from radazo_jax._src.directions.sums import LinearCombination
 from radazo_jax._src.estimates.contracts import (
     Draw,
@@ -34,14 +35,14 @@ UNTRACEABLE = (
 @checks.checks_names
 def estimate(
     estimator: GradientEstimator,
-    fun: Callable[[optax.Params], Any],
+    fun: Callable[[optax.Params], Tree],
     key: jax.typing.ArrayLike,
     params: optax.Params,
-    state: Any,
+    state: Tree,
     *,
     evaluator: Evaluator = vectorized(),
     has_aux: bool = False,
-) -> tuple[tuple[Any, Any], Any]:
+) -> tuple[tuple[Tree, Tree], Tree]:
     """Estimates value and gradient of a function that JAX can trace.
 
     Each call is a run of its own: directions without replacement are numbered from 0.
@@ -84,8 +85,8 @@ def estimate(
     return (value, estimate.gradient.materialize(params)), found.state
 
 
-def key_first(key: Any, params: optax.Params, name: str) -> jax.Array:
-    """The key, typed; raises if the key is missing, or follows the parameters."""
+def key_first(key: Tree, params: optax.Params, name: str) -> jax.Array:
+    """Returns the typed key; raises if it is missing, or follows the parameters."""
     try:
         typed = keys.as_key(key)
     except TypeError as error:
@@ -103,12 +104,12 @@ def key_first(key: Any, params: optax.Params, name: str) -> jax.Array:
 
 
 def of_params(
-    fun: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    fun: Callable[..., Tree],
+    args: tuple[Tree, ...],
+    kwargs: dict[str, Tree],
     params: optax.Params,
-) -> Any:
-    """`fun` as a function of its first argument, which a `Partial` makes of it."""
+) -> Tree:
+    """Returns `fun` as a function of its first argument, as a `Partial` makes it."""
     # Each evaluation gets new containers, as under jit: fun may write into them.
     params, args, kwargs = jax.tree.map(lambda x: x, (params, args, kwargs))
     try:
@@ -135,7 +136,7 @@ def of_params(
 
 
 def _check_arguments(
-    fun: Callable[..., Any], args: Any, kwargs: dict[str, Any], error: TypeError
+    fun: Callable[..., Tree], args: Tree, kwargs: dict[str, Tree], error: TypeError
 ) -> None:
     """Raises if a function cannot be called with these arguments."""
     try:
@@ -177,13 +178,13 @@ class Evaluated(NamedTuple):
 def evaluated(
     estimator: GradientEstimator,
     evaluator: Evaluator,
-    fun: Callable[[optax.Params], Any],
+    fun: Callable[[optax.Params], Tree],
     draw: Draw,
     params: optax.Params,
-    state: Any,
+    state: Tree,
     has_aux: bool = False,
 ) -> Evaluated:
-    """The estimate of a function."""
+    """Returns the estimate of a function."""
     loss = checks.checked_loss(fun, has_aux, vector_valued=True)
     draw = draw._replace(fun=lambda params: loss(params)[0])
     points, state = points_of(estimator, evaluator, draw, params, state)
@@ -197,9 +198,9 @@ def points_of(
     evaluator: Evaluator,
     draw: Draw,
     params: optax.Params,
-    state: Any,
-) -> tuple[Points, Any]:
-    """The points of an estimate, cached, and the state of the estimator after them."""
+    state: Tree,
+) -> tuple[Points, Tree]:
+    """Returns the cached points of an estimate, and the estimator's next state."""
     found = estimator.points(draw, params, state)
     _check_pair(found, Points, "points of the estimator", "points(draw, params, state)")
     points, state = found
@@ -208,12 +209,12 @@ def points_of(
 
 def values_at(
     evaluator: Evaluator,
-    fun: Callable[[optax.Params], Any],
+    fun: Callable[[optax.Params], Tree],
     params: optax.Params,
     points: Points,
     has_aux: bool = False,
-) -> tuple[Values, Any]:
-    """The values at the points, rounded as values from elsewhere are, and aux."""
+) -> tuple[Values, Tree]:
+    """Returns the values at the points, rounded as values from elsewhere, and aux."""
     found = evaluator.evaluate(fun, params, points, has_aux)
     call = "evaluate(fun, params, points, has_aux)"
     _check_pair(found, Values, "evaluate of the evaluator", call)
@@ -226,9 +227,9 @@ def reduced(
     points: Points,
     values: Values,
     params: optax.Params,
-    state: Any,
-) -> tuple[Estimate, Any]:
-    """The estimate, and the state of the estimator after it."""
+    state: Tree,
+) -> tuple[Estimate, Tree]:
+    """Returns the estimate, and the state of the estimator after it."""
     found = estimator.reduce(points, values, params, state)
     call = "reduce(points, values, params, state)"
     _check_pair(found, Estimate, "reduce of the estimator", call)
@@ -242,7 +243,7 @@ def reduced(
     return found
 
 
-def _check_pair(found: Any, kind: type, name: str, call: str) -> None:
+def _check_pair(found: Tree, kind: type, name: str, call: str) -> None:
     """Raises unless a method has returned a pair that begins as it must."""
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], kind):
         return
@@ -258,9 +259,9 @@ def _check_pair(found: Any, kind: type, name: str, call: str) -> None:
 def extra_args(
     estimate: Estimate,
     gradient: optax.Updates,
-    value_fn: Callable[[optax.Params], Any] | None,
-) -> dict[str, Any]:
-    """The extra arguments that Optax transformations get with a gradient.
+    value_fn: Callable[[optax.Params], Tree] | None,
+) -> dict[str, Tree]:
+    """Returns the extra arguments that Optax transformations get with a gradient.
 
     Args:
       estimate: The estimate.
@@ -279,15 +280,15 @@ def extra_args(
 
 
 def _taking_all(
-    value_fn: Callable[[optax.Params], Any], names: Iterable[str]
-) -> Callable[..., Any]:
-    """`value_fn`, or its mean, with further keyword arguments, which it ignores.
+    value_fn: Callable[[optax.Params], Tree], names: Iterable[str]
+) -> Callable[..., Tree]:
+    """Lets `value_fn`, or its mean, ignore further keyword arguments.
 
     Optax's line searches pass all extra arguments that they do not know on to the
     function, and refuse those that its signature does not name.
     """
 
-    def at(params: optax.Params, **others: Any) -> Any:
+    def at(params: optax.Params, **others: Tree) -> Tree:
         del others
         value = value_fn(params)
         return jnp.mean(value) if jnp.ndim(value) else value

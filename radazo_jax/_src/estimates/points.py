@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import optax
 from jax import lax
 
 from radazo_jax._src.base.names import checks_names
-from radazo_jax._src.base.trees import as_arrays, at_least_float32, widest
+from radazo_jax._src.base.trees import Tree, as_arrays, at_least_float32, widest
 from radazo_jax._src.base.xla import on_any_mesh, specs_of
 from radazo_jax._src.directions import generator
 from radazo_jax._src.directions.distribution import (
@@ -75,13 +74,13 @@ def sample_points(
 
 @checks_names
 def points_along(
-    tree: Any,
+    tree: Tree,
     scales: Sequence[float] | jax.Array,
     params: optax.Params,
     *,
     includes_params: bool = False,
 ) -> Points:
-    """The points θ + sᵢ w along a tree w, for estimators that make their own direction.
+    """Returns the points θ + sᵢ w along a tree w, which an estimator has made.
 
     Args:
       tree: w, a tree like the parameters.
@@ -128,7 +127,7 @@ def _sample(
     params: optax.Params,
     numbers: jax.Array | None = None,
 ) -> tuple[Direction, Layout]:
-    """The directions of a step, stacked, and the layout of the parameters."""
+    """Samples the directions of a step, and returns them with the layout of θ."""
     layout = transform.layout_for(distribution, draw.fun, params)
     if numbers is not None:
         return sample_directions(distribution, draw.run_key, numbers, layout), layout
@@ -140,7 +139,7 @@ def _sample(
 
 
 def _next_in_run(draw: Draw, num_directions: int) -> tuple[jax.Array, jax.Array]:
-    """The key and the first number of a step whose directions are numbered in a run.
+    """Returns key and first number of a step whose directions are numbered in a run.
 
     Numbers are uint32. Once they are used up, they begin again under another key.
     """
@@ -177,7 +176,7 @@ def candidates(points: Points, params: optax.Params) -> optax.Params:
     """
     params = as_arrays(params)
 
-    def moved(direction: Direction, scale: jax.Array, shift: Any) -> optax.Params:
+    def moved(direction: Direction, scale: jax.Array, shift: Tree) -> optax.Params:
         at = shifted(params, points.shift, shift)
 
         def away(p: jax.Array, u: jax.Array) -> jax.Array:
@@ -217,7 +216,7 @@ def candidate_rows(points: Points, params: optax.Params) -> jax.Array:
       (2, 8)
     """
 
-    def program(trees: Any) -> jax.Array:
+    def program(trees: Tree) -> jax.Array:
         leaves = jax.tree.leaves(trees)
         flat = [x.astype(jnp.float32).reshape(len(x), -1) for x in leaves]
         return jnp.concatenate(flat, axis=1)
@@ -225,8 +224,8 @@ def candidate_rows(points: Points, params: optax.Params) -> jax.Array:
     return on_any_mesh(program, jax.P())(candidates(points, params))
 
 
-def shifted(params: optax.Params, shift: Any, distance: jax.Array | None) -> Any:
-    """θ + t w, rounded to the dtypes of θ; θ itself without a w.
+def shifted(params: optax.Params, shift: Tree, distance: jax.Array | None) -> Tree:
+    """Returns θ + t w, rounded to the dtypes of θ; θ itself without a w.
 
     Args:
       params: θ.
@@ -327,7 +326,7 @@ def candidate_factors(points: Points) -> tuple[optax.Params, optax.Params]:
 def _matrices(
     factors: Elements, distribution: LowRank, leaf: Leaf
 ) -> tuple[jax.Array, jax.Array]:
-    """The factors of a leaf: [stacked, …, rows, r] and [stacked, …, columns, r]."""
+    """Returns factors of a leaf: [stacked, …, rows, r] and [stacked, …, columns, r]."""
     axes = distribution.axes(leaf)
     assert axes is not None and isinstance(factors, LowRankFactors)
     both = (*axes.rows, *axes.columns)

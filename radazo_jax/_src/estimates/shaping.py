@@ -282,7 +282,7 @@ def _check_members(values: jax.Array) -> None:
 
 
 def _deviations(values: jax.Array, axis: int | None) -> jax.Array:
-    """The differences to the mean of the finite values; 0 for the others."""
+    """Returns the differences to the mean of the finite values; 0 for the others."""
     finite = jnp.isfinite(values)
     count = jnp.sum(finite, axis, keepdims=True, dtype=jnp.int32)
     count = count.astype(values.dtype)
@@ -291,7 +291,7 @@ def _deviations(values: jax.Array, axis: int | None) -> jax.Array:
 
 
 def _lower_and_equal(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """For each value of [n] the numbers of lower and of equal finite values."""
+    """Counts, for each value of [n], the lower and the equal finite values."""
     # Those that are not finite come last, and are not read.
     known = jnp.where(jnp.isfinite(values), values, jnp.inf)
     ordered = jnp.sort(known)

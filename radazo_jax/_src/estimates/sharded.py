@@ -2,8 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import optax
 from jax import lax
 
 from radazo_jax._src.base import checks, shown, trees
+from radazo_jax._src.base.trees import Tree
 from radazo_jax._src.base.xla import on_any_mesh
 from radazo_jax._src.estimates.contracts import Evaluator, Points, Values
 from radazo_jax._src.estimates.points import shifted
@@ -41,18 +41,18 @@ class Sharded(Evaluator):
     def cache(self, points: Points) -> Points:
         return with_stored(points, use_of(len(points.scales), self.batch_size))
 
-    def check_free(self, params: optax.Params, fun: Any) -> None:
+    def check_free(self, params: optax.Params, fun: Callable[..., Tree]) -> None:
         """Raises if an array is known to be sharded over one of the axes already."""
         arrays, _ = trees.partition(fun)
         _check_free(self._names, {"params": params, "the arguments of fun": arrays})
 
     def evaluate(
         self,
-        fun: Callable[[optax.Params], Any],
+        fun: Callable[[optax.Params], Tree],
         params: optax.Params,
         points: Points,
         has_aux: bool,
-    ) -> tuple[Values, Any]:
+    ) -> tuple[Values, Tree]:
         if not has_aux:
             values = _values(fun, params, points, False, self._names, self.batch_size)
             return points.split(values), None
@@ -121,19 +121,19 @@ def sharded(axis_name: AxisName, batch_size: int | None = None) -> Evaluator:
     return Sharded(axis_name, checked_batch_size(batch_size))
 
 
-def _as_tuple(axis_name: Any) -> tuple[Any, ...]:
+def _as_tuple(axis_name: AxisName) -> tuple[str, ...]:
     return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
 def _values(
-    fun: Callable[[optax.Params], Any],
+    fun: Callable[[optax.Params], Tree],
     params: optax.Params,
     points: Points,
     has_aux: bool,
     names: tuple[str, ...],
     batch_size: int | None,
 ) -> jax.Array:
-    """The values, [n] or [n, G], the same on all devices; aux is dropped."""
+    """Returns the values, [n] or [n, G], the same on all devices; aux is dropped."""
     mesh = _mesh_with(names)
     num_points, num_devices = points.num_points, math.prod(mesh.shape[n] for n in names)
     share = -(-num_points // num_devices)
@@ -144,7 +144,7 @@ def _values(
     evaluator = f"sharded({names if names[1:] else names[0]!r}, "
 
     def losses(
-        mine: jax.Array, params: optax.Params, points: Points, arrays: Any
+        mine: jax.Array, params: optax.Params, points: Points, arrays: Tree
     ) -> jax.Array:
         given = fun if static is None else static.merge(arrays)
         loss = checks.checked_loss(given, has_aux, points.vector_valued)
@@ -155,11 +155,11 @@ def _values(
         mine = device * share + jnp.arange(of_devices * share)
         return jnp.minimum(mine, num_points - 1)
 
-    def on_device(*args: Any) -> jax.Array:
+    def on_device(*args: Tree) -> jax.Array:
         values = losses(numbers(lax.axis_index(names), 1), *args)
         return lax.all_gather(values, names, tiled=True)
 
-    def on_all(*args: Any) -> jax.Array:
+    def on_all(*args: Tree) -> jax.Array:
         mine = numbers(0, num_devices).reshape(num_devices, share)
         mine = lax.with_sharding_constraint(mine, jax.P(names))
         vmapped = jax.vmap(losses, (0, *(None for _ in args)), spmd_axis_name=names)
@@ -201,7 +201,7 @@ def _mesh_with(names: tuple[str, ...]) -> jax.sharding.AbstractMesh:
     return mesh
 
 
-def _check_free(names: tuple[str, ...], trees: dict[str, Any]) -> None:
+def _check_free(names: tuple[str, ...], trees: dict[str, Tree]) -> None:
     """Raises if an array is known to be sharded over one of the axes already."""
     for where, tree in trees.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -220,5 +220,5 @@ def _check_free(names: tuple[str, ...], trees: dict[str, Any]) -> None:
                 )
 
 
-def _listed(names: Any) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names)

@@ -12,6 +12,7 @@ from jax import lax
 from jax.tree_util import Partial
 
 from radazo_jax._src.base import checks, programs, shown, trees
+from radazo_jax._src.base.trees import Tree
 from radazo_jax._src.estimates import gradients
 from radazo_jax._src.estimates.contracts import (
     Draw,
@@ -36,7 +37,7 @@ def value_and_grad(
     has_aux: bool = False,
     *,
     evaluator: Evaluator = vectorized(),
-) -> Callable[..., tuple[Any, Any]]:
+) -> Callable[..., tuple[Tree, Tree]]:
     """Estimates value and gradient of a function; replaces `jax.value_and_grad`.
 
     A call compiles a program, or finds it. Within another transformation, it is a part
@@ -90,8 +91,8 @@ def value_and_grad(
     check_argnums(argnums)
 
     def estimated(
-        key: jax.typing.ArrayLike | None = None, *args: Any, **kwargs: Any
-    ) -> tuple[Any, Any]:
+        key: jax.typing.ArrayLike | None = None, *args: Tree, **kwargs: Tree
+    ) -> tuple[Tree, Tree]:
         params, others = split_arguments(args, argnums)
         key = gradients.key_first(key, params, "params")
         if jax.tree.leaves(estimator.init(params)):
@@ -126,18 +127,25 @@ class _Estimator(NamedTuple):
     shardings: tuple[Any, ...] = ()
 
     def estimate(
-        self, loss: Callable[[Any], Any], key: jax.Array, params: optax.Params
-    ) -> tuple[Any, Any]:
-        """Value and gradient of the loss, which may get its arrays by other ways."""
-        options: Any = {"evaluator": self.evaluator, "has_aux": self.has_aux}
-        given = self.estimator, loss, key, params, self.estimator.init(params)
-        return gradients.estimate(*given, **options)[0]
+        self, loss: Callable[[Tree], Tree], key: jax.Array, params: optax.Params
+    ) -> tuple[Tree, Tree]:
+        """Estimates value and gradient of a loss that may get its arrays otherwise."""
+        found, _ = gradients.estimate(
+            self.estimator,
+            loss,
+            key,
+            params,
+            self.estimator.init(params),
+            evaluator=self.evaluator,
+            has_aux=self.has_aux,
+        )
+        return found
 
 
 def _estimated(
     made: _Estimator, key: jax.Array, params: optax.Params
-) -> tuple[Any, Any]:
-    """Value and gradient, by a program if all arguments are known."""
+) -> tuple[Tree, Tree]:
+    """Estimates value and gradient, by a program if all arguments are known."""
     known = not trees.is_traced((key, params, made.loss))
     if programs.are_disabled() or not known:
         return made.estimate(made.loss, key, params)
@@ -164,14 +172,14 @@ def _estimated(
     return _estimate_in_turn(made, key, params)
 
 
-def _merged(static: trees.Static, arrays: list[Any], params: optax.Params) -> Any:
+def _merged(static: trees.Static, arrays: list[Tree], params: optax.Params) -> Tree:
     return static.merge(arrays)(params)
 
 
 def _compiled_estimate(
-    made: _Estimator, key: jax.Array, params: optax.Params, arrays: list[Any]
-) -> tuple[Any, Any]:
-    """Value and gradient by a program, as if `value_and_grad` was under `jax.jit`."""
+    made: _Estimator, key: jax.Array, params: optax.Params, arrays: list[Tree]
+) -> tuple[Tree, Tree]:
+    """Estimates by a program, as if `value_and_grad` was under `jax.jit`."""
     compiled = programs.of(_in_program, made, key, params, arrays)
     value, aux, gradient = compiled(key, params, arrays)
     if not made.has_aux:
@@ -183,9 +191,9 @@ def _compiled_estimate(
 
 
 def _in_program(
-    made: _Estimator, key: jax.Array, params: optax.Params, arrays: list[Any]
-) -> tuple[Any, list[Any], Any]:
-    """Value, the arrays of aux, and gradient."""
+    made: _Estimator, key: jax.Array, params: optax.Params, arrays: list[Tree]
+) -> tuple[Tree, list[Tree], Tree]:
+    """Returns value, the arrays of aux, and gradient."""
     value, gradient = made.estimate(Partial(_at, made.loss, arrays), key, params)
     # No compiler knows that each device needs its part of the gradient alone.
     leaves, treedef = jax.tree.flatten(gradient)
@@ -195,8 +203,8 @@ def _in_program(
     return value, trees.partition(aux, jax.Array)[0], gradient
 
 
-def _placed(x: jax.Array, sharding: Any) -> jax.Array:
-    """An array on several devices in parts, unless it has no sharding."""
+def _placed(x: jax.Array, sharding: jax.sharding.NamedSharding | None) -> jax.Array:
+    """Places an array on several devices in parts, unless it has no sharding."""
     if sharding is None:
         return x
     if getattr(sharding, "mesh", None) and sharding.mesh.explicit_axes:
@@ -204,14 +212,16 @@ def _placed(x: jax.Array, sharding: Any) -> jax.Array:
     return lax.with_sharding_constraint(x, sharding)
 
 
-def _at(loss: programs.TracedFunction, arrays: list[Any], params: optax.Params) -> Any:
+def _at(
+    loss: programs.TracedFunction, arrays: list[Tree], params: optax.Params
+) -> Tree:
     return loss(arrays, params)
 
 
 def _estimate_in_turn(
     made: _Estimator, key: jax.Array, params: optax.Params
-) -> tuple[Any, Any]:
-    """Value and gradient of a loss that needs known arrays, but for the parameters.
+) -> tuple[Tree, Tree]:
+    """Estimates value and gradient of a loss that needs arrays that are known.
 
     It is evaluated at one point after another, as `jax.value_and_grad` would do it: no
     operation on known arrays is traced.
@@ -226,12 +236,12 @@ def _estimate_in_turn(
 
 def _values_in_turn(
     made: _Estimator, params: optax.Params, points: Points
-) -> tuple[Values, Any]:
-    """The values at the points, and aux at the first."""
+) -> tuple[Values, Tree]:
+    """Returns the values at the points, and aux at the first."""
     loss = checks.checked_loss(made.loss, made.has_aux, points.vector_valued)
     rows, values, auxes = candidates(points, params), [], []
 
-    def one(row: optax.Params) -> tuple[jax.Array, list[Any]]:
+    def one(row: optax.Params) -> tuple[jax.Array, list[Tree]]:
         value, aux = loss(row)
         arrays, static = trees.partition(aux, jax.Array)
         auxes.append(static)
@@ -245,10 +255,11 @@ def _values_in_turn(
     return points.split(jnp.stack(values)), auxes[0]
 
 
-def check_argnums(argnums: Any) -> None:
+def check_argnums(argnums: object) -> None:
     """Raises unless these are a position, or several."""
-    several = isinstance(argnums, Sequence) and not isinstance(argnums, str)
-    each = argnums if several and len(argnums) else [argnums]
+    each: Sequence[object] = [argnums]
+    if isinstance(argnums, Sequence) and not isinstance(argnums, str) and argnums:
+        each = argnums
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in each):
         raise TypeError(
             "argnums must be the position of the parameters among the arguments of "
@@ -257,9 +268,9 @@ def check_argnums(argnums: Any) -> None:
 
 
 def split_arguments(
-    args: tuple[Any, ...], argnums: int | Sequence[int]
-) -> tuple[Any, tuple[Any, ...]]:
-    """The parameters, a tuple if there are several, and the other arguments."""
+    args: tuple[Tree, ...], argnums: int | Sequence[int]
+) -> tuple[Tree, tuple[Tree, ...]]:
+    """Returns the parameters, a tuple if there are several, and the other arguments."""
     if not args:
         return None, ()
     places = _places(argnums, len(args))
@@ -269,7 +280,7 @@ def split_arguments(
 
 
 def _places(argnums: int | Sequence[int], size: int) -> list[int]:
-    """The positions of the parameters among so many arguments, from 0."""
+    """Returns the positions of the parameters among so many arguments, from 0."""
     each = [argnums] if isinstance(argnums, int) else list(argnums)
     if any(not -size <= i < size for i in each):
         raise ValueError(
@@ -280,13 +291,13 @@ def _places(argnums: int | Sequence[int], size: int) -> list[int]:
 
 
 def placed(
-    fun: Callable[..., Any],
+    fun: Callable[..., Tree],
     argnums: int | Sequence[int],
-    params: Any,
-    *others: Any,
-    **kwargs: Any,
-) -> Any:
-    """`fun` with the parameters at their positions."""
+    params: optax.Params,
+    *others: Tree,
+    **kwargs: Tree,
+) -> Tree:
+    """Calls `fun` with the parameters at their positions."""
     chosen = [params] if isinstance(argnums, int) else list(params)
     places, args = _places(argnums, len(chosen) + len(others)), list(others)
     for i in np.argsort(places):

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import optax
 from jax import lax
 
 from radazo_jax._src.base import checks, trees, xla
+from radazo_jax._src.base.trees import Tree
 from radazo_jax._src.directions import storage
 from radazo_jax._src.directions.distribution import Direction
 from radazo_jax._src.directions.elements import LowRankFactors
@@ -54,11 +54,11 @@ class Vectorized(Evaluator):
 
     def evaluate(
         self,
-        fun: Callable[[optax.Params], Any],
+        fun: Callable[[optax.Params], Tree],
         params: optax.Params,
         points: Points,
         has_aux: bool,
-    ) -> tuple[Values, Any]:
+    ) -> tuple[Values, Tree]:
         loss = checks.checked_loss(fun, has_aux, points.vector_valued)
         use = self._use(points)
         if not has_aux and _shares_products(points, use):
@@ -102,8 +102,8 @@ def vectorized(batch_size: int | None = None) -> Evaluator:
     return Vectorized(checked_batch_size(batch_size))
 
 
-def checked_batch_size(batch_size: Any) -> int | None:
-    """The number of points that are evaluated together; raises if it is none."""
+def checked_batch_size(batch_size: object) -> int | None:
+    """Checks the number of points that are evaluated together, and returns it."""
     if batch_size is None:
         return None
     return checks.check_int_at_least("batch_size", batch_size, 1)
@@ -116,12 +116,12 @@ def with_stored(points: Points, use: Use) -> Points:
 
 
 def batched_map(
-    fun: Callable[[optax.Params], Any],
-    xs: Any,
+    fun: Callable[[optax.Params], Tree],
+    xs: Tree,
     batch_size: int | None,
     evaluator: str = "vectorized(",
-) -> Any:
-    """`jax.lax.map` whose `batch_size=None` is all at once."""
+) -> Tree:
+    """Calls `jax.lax.map`, whose `batch_size=None` is all at once."""
     size = len(jax.tree.leaves(xs)[0])
     if batch_size == 1 or size == 1:
         return lax.map(fun, xs)
@@ -138,8 +138,8 @@ def batched_map(
         raise
 
 
-def _can_be_traced(fun: Callable[[optax.Params], Any], xs: Any) -> bool:
-    """Whether a function works on a single element, so that batching it failed."""
+def _can_be_traced(fun: Callable[[optax.Params], Tree], xs: Tree) -> bool:
+    """Returns whether a function works on one element, so that batching it failed."""
     try:
         jax.eval_shape(fun, jax.tree.map(lambda x: x[0], xs))
     except Exception:
@@ -154,20 +154,20 @@ def use_of(size: int, batch_size: int | None) -> Use:
 
 
 def _values(
-    loss: Callable[[optax.Params], tuple[jax.Array, Any]],
+    loss: Callable[[optax.Params], tuple[jax.Array, Tree]],
     params: optax.Params,
     points: Points,
     has_aux: bool,
     batch_size: int | None,
     use: Use,
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, Tree]:
     base = loss(params) if points.includes_params else None
     # In turn, also with what of θ is the same for all, as rows looked up.
     in_turn = use is not Use.TOGETHER
     first = (base[0],) if base and in_turn else ()
     static: list[trees.Static] = []
 
-    def along(point: tuple[Direction, Any, Any]) -> tuple[jax.Array, list[jax.Array]]:
+    def along(point: tuple[Direction, Tree, Tree]) -> tuple[jax.Array, list[jax.Array]]:
         direction, scales, shifts = point
         if use is Use.STORED_IN_TURN:
             direction = storage.with_elements(direction, points.layout)
@@ -196,14 +196,14 @@ def _values(
 
 
 def values_by_number(
-    loss: Callable[[Any], tuple[jax.Array, Any]],
-    params: Any,
+    loss: Callable[[Tree], tuple[jax.Array, Tree]],
+    params: optax.Params,
     points: Points,
     numbers: jax.Array,
     batch_size: int | None,
     evaluator: str = "vectorized(",
 ) -> jax.Array:
-    """The values at some of the points, each computed alike whatever the others.
+    """Evaluates some of the points, each computed alike whatever the others.
 
     Args:
       loss: The function, which returns a pair.
@@ -235,7 +235,7 @@ def values_by_number(
 
 
 def _shares_products(points: Points, use: Use) -> bool:
-    """Whether all evaluations are products with the same parameters, but for a few."""
+    """Returns whether all evaluations multiply the same parameters, but for a few."""
     held = points.directions.cached
     if not held or not points.includes_params or points.scales.shape[1] > 1:
         return False
@@ -247,11 +247,11 @@ def _shares_products(points: Points, use: Use) -> bool:
 
 
 def _values_in_one_batch(
-    loss: Callable[[optax.Params], tuple[jax.Array, Any]],
+    loss: Callable[[optax.Params], tuple[jax.Array, Tree]],
     params: optax.Params,
     points: Points,
 ) -> jax.Array:
-    """The values, with θ itself as the first of the batch: all read θ once."""
+    """Evaluates points together with θ, the first of the batch: all read θ once."""
     directions, scales = (
         jax.tree.map(lambda x: jnp.concatenate([x[:1], x]), tree)
         for tree in (points.directions, points.scales[:, 0])

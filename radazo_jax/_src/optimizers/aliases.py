@@ -342,6 +342,6 @@ def _at_rate(
     inner: optax.GradientTransformation,
     chain: Callable[..., GradientTransformationExtraArgs] = optax.chain,
 ) -> GradientTransformationExtraArgs:
-    """A transformation followed by the learning rate."""
+    """Chains a transformation and the learning rate."""
     checks.check_learning_rate(learning_rate)
     return chain(inner, optax.scale_by_learning_rate(learning_rate))

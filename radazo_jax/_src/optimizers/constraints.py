@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from radazo_jax._src.base import checks, shown, trees
-from radazo_jax._src.base.trees import wide
+from radazo_jax._src.base.trees import Tree, wide
 from radazo_jax._src.estimates.contracts import GradientTransformationExtraArgs
 
 
@@ -80,7 +80,7 @@ def anchored_decay(
         updates: optax.Updates,
         state: AnchoredDecayState,
         params: optax.Params | None = None,
-        **extra_args: Any,
+        **extra_args: Tree,
     ) -> tuple[optax.Updates, AnchoredDecayState]:
         del extra_args
         checks.require_arguments(params=params)

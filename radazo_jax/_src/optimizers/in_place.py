@@ -13,6 +13,7 @@ import optax
 
 from radazo_jax._src.base import shown, trees
 from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.base.trees import Tree
 from radazo_jax._src.directions import generator
 from radazo_jax._src.directions.generator import Positions
 from radazo_jax._src.directions.layout import layout_of
@@ -28,7 +29,7 @@ _LEAST, _LARGEST = -3.0, 12.0
 
 
 def probe_of(params: optax.Params) -> optax.Params:
-    """Small parameters of the same structure, with `None` for most of many leaves."""
+    """Returns small parameters of a structure, with `None` for most of many leaves."""
     leaves, treedef = jax.tree.flatten(params)
     rng = np.random.default_rng(0)
     every = -(-len(leaves) // _MOST)
@@ -40,9 +41,9 @@ def probe_of(params: optax.Params) -> optax.Params:
 
 
 def is_by_blocks(
-    other: optax.GradientTransformation, state: Any, params: optax.Params
+    other: optax.GradientTransformation, state: optax.OptState, params: optax.Params
 ) -> bool:
-    """Whether a transformation computes the same for blocks of each leaf.
+    """Returns whether a transformation computes the same for blocks of each leaf.
 
     Args:
       other: The transformation.
@@ -82,7 +83,7 @@ def is_by_blocks(
 
 
 def _updates(params: optax.Params) -> Iterator[optax.Updates]:
-    """Large updates, others, and some of which one is NaN."""
+    """Returns large updates, others, and some of which one is NaN."""
     rng = np.random.default_rng(1)
 
     def drawn(p: np.ndarray) -> np.ndarray:
@@ -97,17 +98,17 @@ def _updates(params: optax.Params) -> Iterator[optax.Updates]:
     yield jax.tree.unflatten(treedef, leaves)
 
 
-def _normal(rng: np.random.Generator, shape: Any) -> np.ndarray:
+def _normal(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
     return np.asarray(rng.normal(size=shape), np.float32)
 
 
 def _by_blocks(
-    update: Callable[..., Any],
+    update: Callable[..., Tree],
     updates: optax.Updates,
-    state: Any,
+    state: optax.OptState,
     params: optax.Params,
-) -> tuple[Any, Any]:
-    """The updates of blocks, put together, and the state after updates of nothing."""
+) -> tuple[Tree, Tree]:
+    """Returns the joined updates of blocks, and the state after updates of nothing."""
     layout, found = layout_of(params), []
     leaves = (layout.leaves, jax.tree.leaves(updates), jax.tree.leaves(params))
     for leaf, u, p in zip(*leaves, strict=True):
@@ -124,7 +125,7 @@ def _by_blocks(
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[Block]:
-    """Blocks that cut the first axis and the last one."""
+    """Returns blocks that cut the first axis and the last one."""
     cuts = [
         [(0, 1), (1, n - 1)] if n > 1 and axis in (0, len(shape) - 1) else [(0, n)]
         for axis, n in enumerate(shape)
@@ -133,8 +134,8 @@ def _blocks(shape: tuple[int, ...]) -> Iterator[Block]:
         yield Block([start for start, _ in block], tuple(size for _, size in block))
 
 
-def _are_equal(whole: Any, parts: Any) -> bool:
-    """Whether the leaves of two trees are the same up to rounding."""
+def _are_equal(whole: Tree, parts: Tree) -> bool:
+    """Returns whether the leaves of two trees are the same up to rounding."""
     leaves = [
         [trees.key_words(x) for x in jax.tree.leaves(tree)] for tree in (whole, parts)
     ]
@@ -170,8 +171,12 @@ class InPlaceUpdate:
     apply: Callable[..., tuple[Any, Any]]
 
     def __call__(
-        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
-    ) -> tuple[Any, Any]:
+        self,
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params = None,
+        **extra_args: Tree,
+    ) -> tuple[Tree, Tree]:
         """Returns a tree of updates, and the state after them."""
         return self.update(updates, state, params, **extra_args)
 
@@ -239,7 +244,7 @@ def chain_in_place(
     rest = optax.chain(*others)
     checked: list[Any] = []  # The structures and shapes of the parameters so far.
 
-    def init(params: optax.Params) -> Any:
+    def init(params: optax.Params) -> Tree:
         state = chained.init(params)
         sizes = [jnp.size(x) for x in jax.tree.leaves(state[1:])]
         if max(sizes, default=1) > 1:
@@ -255,8 +260,8 @@ def chain_in_place(
         return state
 
     def apply(
-        finish: Finish, state: Any, params: optax.Params, **extra_args: Any
-    ) -> tuple[optax.Params, Any]:
+        finish: Finish, state: optax.OptState, params: optax.Params, **extra_args: Tree
+    ) -> tuple[optax.Params, Tree]:
         rounds = rounding.is_in(state)
 
         def one(u: jax.Array, p: jax.Array, positions: Positions) -> jax.Array:
@@ -278,7 +283,7 @@ def chain_in_place(
 
 
 def _check_blocks(
-    others: Sequence[optax.GradientTransformation], states: Any, params: optax.Params
+    others: Sequence[optax.GradientTransformation], states: Tree, params: optax.Params
 ) -> None:
     """Raises if a transformation computes otherwise for blocks than for the tree."""
     probe = probe_of(params)
@@ -295,6 +300,6 @@ def _check_blocks(
 
 
 def keep_update(u: jax.Array, p: jax.Array, positions: Positions) -> jax.Array:
-    """The updates of a block as they are."""
+    """Returns the updates of a block as they are."""
     del p, positions
     return u

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import ArrayLike, DTypeLike
 
 from radazo_jax._src.base import checks
-from radazo_jax._src.base.trees import as_arrays, at_least_float32
+from radazo_jax._src.base.trees import Tree, as_arrays, at_least_float32
 from radazo_jax._src.estimates.contracts import GradientTransformationExtraArgs
 
 
@@ -48,12 +49,12 @@ class ScaleByZoAdammState(NamedTuple):
 
 @checks.checks_names
 def scale_by_radazo(
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.99,
-    eps_root: jax.typing.ArrayLike = 1e-8,
-    initial_accumulator_value: jax.typing.ArrayLike = 0.0,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.99,
+    eps_root: ArrayLike = 1e-8,
+    initial_accumulator_value: ArrayLike = 0.0,
     bias_correction: bool = False,
-    mu_dtype: jax.typing.DTypeLike | None = None,
+    mu_dtype: DTypeLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Rescales updates by R-AdaZO: a second moment of the *first moment*.
 
@@ -130,12 +131,12 @@ def scale_by_radazo(
 
 @checks.checks_names
 def scale_by_zo_adamm(
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.99,
-    eps_root: jax.typing.ArrayLike = 1e-8,
-    initial_accumulator_value: jax.typing.ArrayLike = 0.0,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.99,
+    eps_root: ArrayLike = 1e-8,
+    initial_accumulator_value: ArrayLike = 0.0,
     bias_correction: bool = False,
-    mu_dtype: jax.typing.DTypeLike | None = None,
+    mu_dtype: DTypeLike | None = None,
     amsgrad: bool = False,
 ) -> GradientTransformationExtraArgs:
     """Rescales updates by ZO-AdaMM, in the form R-AdaZO is compared with.
@@ -211,10 +212,10 @@ def scale_by_zo_adamm(
 class Hyperparameters(NamedTuple):
     """The hyperparameters of `scale_by_radazo`, of all optimizers with two moments."""
 
-    b1: jax.typing.ArrayLike
-    b2: jax.typing.ArrayLike
-    eps_root: jax.typing.ArrayLike
-    initial_accumulator_value: jax.typing.ArrayLike
+    b1: ArrayLike
+    b2: ArrayLike
+    eps_root: ArrayLike
+    initial_accumulator_value: ArrayLike
     bias_correction: bool
 
     def check(self) -> None:
@@ -226,16 +227,16 @@ class Hyperparameters(NamedTuple):
         checks.check_non_negative("initial_accumulator_value", start)
 
     def debiased(
-        self, moments: optax.Updates, decay: jax.typing.ArrayLike, count: jax.Array
+        self, moments: optax.Updates, decay: ArrayLike, count: jax.Array
     ) -> optax.Updates:
-        """The moments, debiased if they should be."""
+        """Returns the moments, debiased if they should be."""
         return _debias(moments, decay, count) if self.bias_correction else moments
 
 
 def averaged(
-    xs: optax.Updates, moments: optax.Updates, decay: jax.typing.ArrayLike
+    xs: optax.Updates, moments: optax.Updates, decay: ArrayLike
 ) -> optax.Updates:
-    """The averages after another x, in its dtype."""
+    """Returns the averages after another x, in its dtype."""
 
     def average(x: jax.Array, moment: jax.Array) -> jax.Array:
         moment = moment.astype(x.dtype)
@@ -245,9 +246,9 @@ def averaged(
 
 
 def averaged_squares(
-    xs: optax.Updates, moments: optax.Updates, decay: jax.typing.ArrayLike
+    xs: optax.Updates, moments: optax.Updates, decay: ArrayLike
 ) -> optax.Updates:
-    """The averages of |x|² after another x."""
+    """Returns the averages of |x|² after another x."""
 
     def average(x: jax.Array, moment: jax.Array) -> jax.Array:
         rate = scalar(decay, moment.dtype)
@@ -256,10 +257,8 @@ def averaged_squares(
     return jax.tree.map(average, xs, moments)
 
 
-def divided(
-    m: optax.Updates, v: optax.Updates, eps_root: jax.typing.ArrayLike
-) -> optax.Updates:
-    """M / √(v + ζ)."""
+def divided(m: optax.Updates, v: optax.Updates, eps_root: ArrayLike) -> optax.Updates:
+    """Returns m / √(v + ζ)."""
 
     def scaled(m: jax.Array, v: jax.Array) -> jax.Array:
         return jax.lax.rsqrt(v + scalar(eps_root, v.dtype)).astype(m.dtype) * m
@@ -269,12 +268,12 @@ def divided(
 
 def _transformation(
     state_type: type,
-    update: Callable[[Any, Any, jax.Array], tuple[Any, Any]],
+    update: Callable[[Tree, Tree, jax.Array], tuple[Tree, Tree]],
     given: Hyperparameters,
-    mu_dtype: jax.typing.DTypeLike | None,
+    mu_dtype: DTypeLike | None,
     second: tuple[str, ...] = ("nu",),
 ) -> GradientTransformationExtraArgs:
-    """An Optax transformation whose arithmetic is at least float32.
+    """Returns an Optax transformation whose arithmetic is at least float32.
 
     Args:
       state_type: The type of the states.
@@ -287,14 +286,14 @@ def _transformation(
     given.check()
     stored = _check_mu_dtype(mu_dtype)
 
-    def init_fn(params: optax.Params) -> Any:
+    def init_fn(params: optax.Params) -> Tree:
         # Converted before it fills: filling with another dtype is a promotion.
-        def init_nu(p: Any) -> jax.Array:
+        def init_nu(p: Tree) -> jax.Array:
             dtype = jnp.finfo(_moment_dtype(p)).dtype
             start = scalar(given.initial_accumulator_value, dtype)
             return jnp.full_like(p, start, dtype)
 
-        def init_mu(p: Any) -> jax.Array:
+        def init_mu(p: Tree) -> jax.Array:
             return jnp.zeros_like(p, dtype=_stored_dtype(p, stored))
 
         return state_type(
@@ -305,10 +304,10 @@ def _transformation(
 
     def update_fn(
         updates: optax.Updates,
-        state: Any,
+        state: optax.OptState,
         params: optax.Params | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, Any]:
+        **extra_args: Tree,
+    ) -> tuple[optax.Updates, Tree]:
         # Neither is needed: the state knows the layout, and extra arguments are for
         # the other members of a chain.
         del params, extra_args
@@ -345,7 +344,7 @@ def with_float32_moments(
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
-        **extra_args: Any,
+        **extra_args: Tree,
     ) -> tuple[optax.Updates, optax.OptState]:
         _check_layout(jax.eval_shape(inner.init, updates), state)
         updates = as_arrays(updates)
@@ -359,7 +358,7 @@ def with_float32_moments(
 
 @functools.partial(jax.jit, inline=True)
 def _debias(
-    moments: optax.Updates, decay: jax.typing.ArrayLike, count: jax.Array
+    moments: optax.Updates, decay: ArrayLike, count: jax.Array
 ) -> optax.Updates:
     """Divides moments that started from zero by the sum of their weights.
 
@@ -373,7 +372,7 @@ def _debias(
     return jax.tree.map(lambda moment: moment / weight.astype(moment.dtype), moments)
 
 
-def _check_mu_dtype(mu_dtype: jax.typing.DTypeLike | None) -> np.dtype | None:
+def _check_mu_dtype(mu_dtype: DTypeLike | None) -> np.dtype | None:
     """Returns the dtype asked for, canonical, or raises."""
     if mu_dtype is None:
         return None
@@ -406,7 +405,7 @@ def _check_layout(updates: optax.Updates, mu: optax.Updates) -> None:
             )
 
 
-def _moment_dtype(array: Any) -> np.dtype:
+def _moment_dtype(array: Tree) -> np.dtype:
     """Returns the dtype of a leaf's moments: its own, but at least float32."""
     dtype = jnp.dtype(
         array.dtype if hasattr(array, "dtype") else jnp.result_type(array)
@@ -416,7 +415,7 @@ def _moment_dtype(array: Any) -> np.dtype:
     return at_least_float32(dtype)
 
 
-def _stored_dtype(array: Any, mu_dtype: np.dtype | None) -> np.dtype:
+def _stored_dtype(array: Tree, mu_dtype: np.dtype | None) -> np.dtype:
     """Returns the dtype of a leaf's stored first moment."""
     dtype = _moment_dtype(array)
     if mu_dtype is None or jnp.issubdtype(dtype, jnp.complexfloating):
@@ -424,7 +423,7 @@ def _stored_dtype(array: Any, mu_dtype: np.dtype | None) -> np.dtype:
     return mu_dtype
 
 
-def _widen(update: Any, mu: jax.Array, nu: jax.Array) -> jax.Array:
+def _widen(update: Tree, mu: jax.Array, nu: jax.Array) -> jax.Array:
     """Returns an update in the precision of nu, complex if mu or the update is."""
     update = jnp.asarray(update)
     if not (jnp.iscomplexobj(update) or jnp.iscomplexobj(mu)):
@@ -433,7 +432,7 @@ def _widen(update: Any, mu: jax.Array, nu: jax.Array) -> jax.Array:
     return update.astype(wide)
 
 
-def _cast_like(array: jax.Array, other: Any) -> jax.Array:
+def _cast_like(array: jax.Array, other: Tree) -> jax.Array:
     """Returns an array in the dtype of another; of complex ones the real part."""
     dtype = jnp.asarray(other).dtype
     if not jnp.issubdtype(dtype, jnp.complexfloating):
@@ -441,7 +440,7 @@ def _cast_like(array: jax.Array, other: Any) -> jax.Array:
     return array.astype(dtype)
 
 
-def scalar(value: jax.typing.ArrayLike, dtype: np.dtype) -> Any:
+def scalar(value: ArrayLike, dtype: np.dtype) -> jax.Array | float:
     """Returns a hyperparameter in the dtype of the arrays that it meets.
 
     Python numbers are left alone: JAX gives them the dtype of the array, after

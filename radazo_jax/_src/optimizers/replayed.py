@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from radazo_jax._src.base import checks, shown, xla
-from radazo_jax._src.base.trees import at_least_float32, widest, with_range
+from radazo_jax._src.base.trees import Tree, at_least_float32, widest, with_range
 from radazo_jax._src.base.xla import on_any_mesh, specs_of
 from radazo_jax._src.directions import generator, sums
 from radazo_jax._src.directions.distribution import Direction
@@ -43,7 +43,7 @@ class StepHistory(NamedTuple):
 
     @classmethod
     def init(cls, window: int, max_directions: int, dtype: np.dtype) -> "StepHistory":
-        """The history before the first step."""
+        """Returns the history before the first step."""
         shape = (window, max_directions)
         return cls(
             jnp.zeros((*shape, 2), jnp.uint32),
@@ -55,7 +55,7 @@ class StepHistory(NamedTuple):
     def with_step(
         self, index: jax.Array, coefficients: jax.Array, directions: Direction
     ) -> "StepHistory":
-        """The history with a new step, which replaces the oldest."""
+        """Returns the history with a new step, which replaces the oldest."""
         key_data = jax.random.key_data(directions.key)
         step = (key_data, directions.number, directions.scale, coefficients)
 
@@ -69,7 +69,7 @@ class StepHistory(NamedTuple):
     def weighted(
         self, weights: jax.Array, like: Direction
     ) -> tuple[jax.Array, Direction]:
-        """The coefficients times the weights of their steps, and the directions.
+        """Returns coefficients times the weights of their steps, and the directions.
 
         Args:
           weights: The weights of the steps, [H].
@@ -101,7 +101,7 @@ class FactoredMoment(NamedTuple):
 
     @classmethod
     def of_squares(cls, x: jax.Array, shape: tuple[int, ...]) -> "FactoredMoment":
-        """The shares of a block x of a leaf of this shape in the means of its squares.
+        """Returns the shares of a block x of a leaf in the means of its squares.
 
         The shares of all blocks add up to the means.
         """
@@ -114,7 +114,7 @@ class FactoredMoment(NamedTuple):
         return jnp.mean(self.rows, axis=-2, keepdims=True)
 
     def product(self, mean: jax.Array) -> jax.Array:
-        """R_i C_j / mean(R), zero if all are zero."""
+        """Returns R_i C_j / mean(R), zero if all are zero."""
         return self.rows * (self.columns / jnp.where(mean > 0, mean, 1))
 
 
@@ -248,8 +248,8 @@ def scale_by_replayed_radazo(
         params: optax.Params | None = None,
         *,
         combination: LinearCombination | None = None,
-        **extra_args: Any,
-    ) -> tuple[Any, ScaleByReplayedMomentsState]:
+        **extra_args: Tree,
+    ) -> tuple[Tree, ScaleByReplayedMomentsState]:
         del extra_args
         return _walk(given, finish, params, state, combination)
 
@@ -257,8 +257,8 @@ def scale_by_replayed_radazo(
         updates: optax.Updates,
         state: ScaleByReplayedMomentsState,
         params: optax.Params | None = None,
-        **kwargs: Any,
-    ) -> tuple[Any, ScaleByReplayedMomentsState]:
+        **kwargs: Tree,
+    ) -> tuple[Tree, ScaleByReplayedMomentsState]:
         # The gradient is the combination, whatever has become of the updates. These may
         # be wider than the parameters.
         structures: list[Any] = [jax.tree.structure(x) for x in (updates, params)]
@@ -271,8 +271,8 @@ def scale_by_replayed_radazo(
     return optax.GradientTransformationExtraArgs(init, InPlaceUpdate(update, apply))
 
 
-def _initial_moment(value: Any, p: Any) -> Any:
-    """v₀ of a leaf: a `FactoredMoment` if it has matrices, else an array like it."""
+def _initial_moment(value: Tree, p: Tree) -> Tree:
+    """Returns v₀ of a leaf: a `FactoredMoment` if it has matrices, else an array."""
     shape, dtype = jnp.shape(p), at_least_float32(jnp.result_type(p))
     value = scalar(value, dtype)
     if len(shape) < 2:
@@ -285,10 +285,10 @@ def _initial_moment(value: Any, p: Any) -> Any:
 def _walk(
     given: Hyperparameters,
     finish: Finish | None,
-    params: Any,
+    params: optax.Params,
     state: ScaleByReplayedMomentsState,
-    combination: Any,
-) -> tuple[Any, ScaleByReplayedMomentsState]:
+    combination: Tree,
+) -> tuple[Tree, ScaleByReplayedMomentsState]:
     """Adds the updates to the parameters; without `finish`, returns the updates."""
     window, max_directions = state.history.coefficient.shape
     coefficients, latest = _check_combination(combination, max_directions)
@@ -301,7 +301,7 @@ def _walk(
     weights, nu_weight = _weights(given, ages, count, dtype)
     terms = history.weighted(weights, latest)
 
-    def program(params: Any, nu: Any, *numbers: Any) -> tuple[Any, Any]:
+    def program(params: optax.Params, nu: Tree, *numbers: Tree) -> tuple[Tree, Tree]:
         update = partial(_of_leaf, given, combination.layout, finish)
         treedef: Any = jax.tree.structure(params)
         found = jax.tree_util.tree_leaves_with_path(params)
@@ -318,7 +318,7 @@ def _walk(
 def _weights(
     given: Hyperparameters, ages: jax.Array, count: jax.Array, dtype: np.dtype
 ) -> tuple[jax.Array, jax.Array]:
-    """The weights in m of the steps of these ages, [H], and the divisor of v."""
+    """Returns the weights in m of steps of these ages, [H], and the divisor of v."""
     decay_1, decay_2 = (
         jnp.asarray(scalar(b, dtype), dtype) for b in (given.b1, given.b2)
     )
@@ -333,13 +333,13 @@ def _of_leaf(
     given: Hyperparameters,
     layout: Layout,
     finish: Finish | None,
-    path: Any,
+    path: Tree,
     p: jax.Array,
-    nu: Any,
+    nu: Tree,
     terms: tuple[jax.Array, Direction],
     nu_weight: jax.Array,
-) -> tuple[jax.Array, Any]:
-    """A leaf after the update, and its second moment.
+) -> tuple[jax.Array, Tree]:
+    """Returns a leaf after the update, and its second moment.
 
     Args:
       given: The hyperparameters.
@@ -366,7 +366,7 @@ def _of_leaf(
             combine, coefficients.astype(dtype), directions, tuple(block.starts)
         )
 
-    def add(block: Block, total: Any) -> Any:
+    def add(block: Block, total: Tree) -> Tree:
         part = jax.tree.map(block.read, total)
         more = FactoredMoment.of_squares(draw(block), leaf.shape)
         return jax.tree.map(block.write, total, jax.tree.map(jnp.add, part, more))
@@ -379,7 +379,7 @@ def _of_leaf(
         nu = averaged(sums.for_each(leaf.shape, add, zeros), nu, given.b2)
         mean = nu.mean
 
-    def step(block: Block, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+    def step(block: Block, carry: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
         p, nu = carry
         m = draw(block)
         v = jax.tree.map(block.read, nu)
@@ -404,8 +404,8 @@ def _of_leaf(
     return updated
 
 
-def _leaf(layout: Layout, path: Any, p: jax.Array) -> Leaf:
-    """The place of an array of the parameters among all coordinates."""
+def _leaf(layout: Layout, path: Tree, p: jax.Array) -> Leaf:
+    """Returns the place of an array of the parameters among all coordinates."""
     name = jax.tree_util.keystr(path)
     for leaf in layout.leaves:
         if (leaf.path, leaf.shape) == (name, p.shape):
@@ -416,7 +416,7 @@ def _leaf(layout: Layout, path: Any, p: jax.Array) -> Leaf:
     )
 
 
-def _warn_of_short_window(window: int, b1: Any) -> None:
+def _warn_of_short_window(window: int, b1: Tree) -> None:
     if isinstance(b1, jax.core.Tracer):
         return
     dropped = float(b1) ** window
@@ -431,7 +431,7 @@ def _warn_of_short_window(window: int, b1: Any) -> None:
 def _check_combination(
     combination: object, max_directions: int
 ) -> tuple[jax.Array, Direction]:
-    """The coefficients and directions of a combination of directions alone.
+    """Returns the coefficients and directions of a combination of directions alone.
 
     Raises:
       TypeError: If it is not one.

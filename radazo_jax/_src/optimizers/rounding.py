@@ -9,7 +9,7 @@ import optax
 from jax import lax
 
 from radazo_jax._src.base import checks, keys, xla
-from radazo_jax._src.base.trees import at_least_float32
+from radazo_jax._src.base.trees import Tree, at_least_float32
 from radazo_jax._src.directions import generator
 from radazo_jax._src.directions.generator import Positions
 from radazo_jax._src.directions.layout import layout_of
@@ -95,8 +95,8 @@ def stochastic_rounding(key: jax.typing.ArrayLike) -> GradientTransformationExtr
         state: StochasticRoundingState,
         params: optax.Params | None = None,
         *,
-        positions: Any = None,
-        **extra_args: Any,
+        positions: Tree = None,
+        **extra_args: Tree,
     ) -> tuple[optax.Updates, StochasticRoundingState]:
         del extra_args
         checks.require_arguments(params=params)
@@ -121,16 +121,16 @@ def stochastic_rounding(key: jax.typing.ArrayLike) -> GradientTransformationExtr
 
 
 def is_in(state: optax.OptState) -> bool:
-    """Whether the state of an optimizer is one with stochastic rounding."""
+    """Returns whether the state of an optimizer is one with stochastic rounding."""
 
-    def rounds(x: Any) -> bool:
+    def rounds(x: Tree) -> bool:
         return isinstance(x, StochasticRoundingState)
 
     return any(map(rounds, jax.tree.leaves(state, is_leaf=rounds)))
 
 
-def _rounded(key: jax.Array, p: Any, u: Any, at: Positions) -> jax.Array:
-    """The update of p that makes the sum one of the two neighbors of p + u.
+def _rounded(key: jax.Array, p: Tree, u: Tree, at: Positions) -> jax.Array:
+    """Returns the update of p that makes the sum one of the two neighbors of p + u.
 
     The error of rounding to the nearest one tells on which side the other one is, and
     how often to take that.
@@ -166,7 +166,7 @@ def _rounded(key: jax.Array, p: Any, u: Any, at: Positions) -> jax.Array:
 def _narrowed(
     u: jax.Array, dtype: np.dtype, drawn: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The update in the dtype of the parameters, with its own value for its mean.
+    """Returns the update in the dtype of the parameters, with its value as its mean.
 
     Args:
       u: The update.
@@ -191,7 +191,7 @@ def _narrowed(
 
 
 def _add(p: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The sum rounded to the dtype of both, and what rounding took away, exactly.
+    """Returns the sum rounded to the dtype of both, and what rounding took, exactly.
 
     The second is at least float32. By Knuth's two-sum, for numbers of any size.
     """
@@ -205,7 +205,7 @@ def _add(p: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _next(x: jax.Array, towards: jax.Array) -> jax.Array:
-    """The number next to x, above it if `towards` is positive, else below."""
+    """Returns the number next to x, above it if `towards` is positive, else below."""
     # Four bits are the upper ones of a byte.
     bits, size = jnp.finfo(x.dtype).bits, 8 * x.dtype.itemsize
     unsigned, signed = f"uint{size}", f"int{size}"
