@@ -12,7 +12,7 @@ import functools
 import math
 import string
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,6 @@ from radazo_jax._src.base.trees import STATIC
 from radazo_jax._src.directions import generator
 from radazo_jax._src.directions.generator import Positions
 from radazo_jax._src.directions.layout import GROUP, Packing, Part
-
-if TYPE_CHECKING:
-    from radazo_jax._src.directions.distribution import Distribution
 
 # Up to this many terms, a weighted sum of directions is one expression, which fuses
 # into whatever consumes it; beyond, it is a product that is stored.
@@ -151,7 +148,7 @@ class LazyElements(_Elementwise):
 
 
 def draw(
-    distribution: "Distribution", key: jax.Array, number: jax.Array, at: Positions
+    distribution: Any, key: jax.Array, number: jax.Array, at: Positions
 ) -> jax.Array:
     """Draws the numbers of a distribution, which may be a custom one."""
     _check_positions_alone(distribution, at.dimension)
@@ -159,7 +156,7 @@ def draw(
 
 
 @functools.lru_cache(maxsize=64)
-def _check_positions_alone(distribution: "Distribution", dimension: int) -> None:
+def _check_positions_alone(distribution: Any, dimension: int) -> None:
     """Raises if an element depends on the other positions, or on their shape.
 
     A draw by the shape of an array, as by `jax.random`, would give equal numbers to
@@ -191,7 +188,7 @@ def _check_positions_alone(distribution: "Distribution", dimension: int) -> None
 
 
 def _drawn(
-    distribution: "Distribution", key: jax.Array, number: jax.Array, at: Positions
+    distribution: Any, key: jax.Array, number: jax.Array, at: Positions
 ) -> jax.Array:
     found = distribution.draw(key, number, at)
     shape = np.shape(at.lo)
