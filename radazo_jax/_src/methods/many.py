@@ -10,15 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from radazo_jax._src import checks
-from radazo_jax._src.methods.contract import (
-    Box,
-    End,
-    Method,
-    Part,
-    Start,
-    Steps,
-    check_continuous,
-)
+from radazo_jax._src.methods import contract
+from radazo_jax._src.methods.contract import Box, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.ends import decided, guarded
 from radazo_jax._src.methods.points import scaled
 from radazo_jax._src.names import checks_names
@@ -294,7 +287,7 @@ class Many:
 
     @guarded
     def __call__(self, start: Start) -> Steps:
-        check_continuous("many()", start)
+        contract.check_continuous("many()", start)
         values = yield start.params[None]
         inner = functools.partial(steps, start, num_directions=self.num_directions)
         return (yield from scaled(inner, values))
