@@ -16,6 +16,7 @@ Examples:
   >>> params = optax.apply_updates(params, updates)
 """
 
+from radazo_jax import checks as checks
 from radazo_jax import contrib as contrib
 from radazo_jax import distributions as distributions
 from radazo_jax import estimators as estimators
@@ -24,44 +25,48 @@ from radazo_jax import random as random
 from radazo_jax import runs as runs
 from radazo_jax import shaping as shaping
 from radazo_jax import transforms as transforms
-from radazo_jax._src.contracts import Evaluator, GradientEstimator
-from radazo_jax._src.directions.dense import coordinate, gaussian, sphere
 from radazo_jax._src.directions.distribution import Distribution
-from radazo_jax._src.directions.low_rank import low_rank
-from radazo_jax._src.directions.signs import orthonormal, rademacher
-from radazo_jax._src.estimators.differences import (
+from radazo_jax._src.directions.distributions import (
+    coordinate,
+    gaussian,
+    low_rank,
+    orthonormal,
+    rademacher,
+    sphere,
+)
+from radazo_jax._src.estimates.contracts import Evaluator, GradientEstimator
+from radazo_jax._src.estimates.differences import (
     central_difference,
     forward_difference,
     spsa,
 )
-from radazo_jax._src.estimators.evolution import evolution_strategy
-from radazo_jax._src.estimators.value_and_grad import value_and_grad
-from radazo_jax._src.evaluators.external import external
-from radazo_jax._src.evaluators.sharded import sharded
-from radazo_jax._src.evaluators.vectorized import vectorized
+from radazo_jax._src.estimates.evolution import evolution_strategy
+from radazo_jax._src.estimates.external import external
+from radazo_jax._src.estimates.sharded import sharded
+from radazo_jax._src.estimates.value_and_grad import value_and_grad
+from radazo_jax._src.estimates.vectorized import vectorized
 from radazo_jax._src.host.ask_tell import ask_tell
 from radazo_jax._src.host.minimize import minimize
-from radazo_jax._src.perturb.transform import perturb
-from radazo_jax._src.runs.diagnose import diagnose
-from radazo_jax._src.runs.learning_rate import find_learning_rate
-from radazo_jax._src.runs.smoothing import find_smoothing
-from radazo_jax._src.runs.told import replay
-from radazo_jax._src.runs.train import train
-from radazo_jax._src.steps.optax_wrapper import estimate_gradient
-from radazo_jax._src.steps.solver import solver
-from radazo_jax._src.steps.states import RunError
-from radazo_jax._src.transforms.constraints import anchored_decay, keep_params_in
-from radazo_jax._src.transforms.in_place import chain_in_place
-from radazo_jax._src.transforms.moments import scale_by_radazo, scale_by_zo_adamm
-from radazo_jax._src.transforms.optimizers import (
+from radazo_jax._src.measure.diagnose import diagnose
+from radazo_jax._src.measure.learning_rate import find_learning_rate
+from radazo_jax._src.measure.smoothing import find_smoothing
+from radazo_jax._src.optimizers.aliases import (
     radazo,
     zo_adamm,
     zo_rmsprop,
     zo_sgd,
     zo_signsgd,
 )
-from radazo_jax._src.transforms.replayed import scale_by_replayed_radazo
-from radazo_jax._src.transforms.rounding import stochastic_rounding
+from radazo_jax._src.optimizers.constraints import anchored_decay, keep_params_in
+from radazo_jax._src.optimizers.in_place import chain_in_place
+from radazo_jax._src.optimizers.moments import scale_by_radazo, scale_by_zo_adamm
+from radazo_jax._src.optimizers.replayed import scale_by_replayed_radazo
+from radazo_jax._src.optimizers.rounding import stochastic_rounding
+from radazo_jax._src.perturb.transform import perturb
+from radazo_jax._src.steps.optax_wrapper import estimate_gradient
+from radazo_jax._src.steps.solver import solver
+from radazo_jax._src.steps.states import RunError
+from radazo_jax._src.train.train import replay, train
 from radazo_jax._src.workers.distribute import distribute
 
 __version__ = "0.1.0"

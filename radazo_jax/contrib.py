@@ -19,14 +19,13 @@ from radazo_jax._src.contrib.linear_interpolation import (
     LinearInterpolationState,
     linear_interpolation,
 )
-from radazo_jax._src.contrib.majority_vote import majority_vote
 from radazo_jax._src.contrib.momentum_perturbation import (
     MomentumPerturbationState,
     momentum_perturbation,
 )
-from radazo_jax._src.contrib.normalized_batch import normalized_batch
 from radazo_jax._src.contrib.prior_guided import PriorGuidedState, prior_guided
 from radazo_jax._src.contrib.query_reuse import QueryReuseState, query_reuse
+from radazo_jax._src.contrib.rescaled_differences import majority_vote, normalized_batch
 from radazo_jax._src.contrib.residual_feedback import (
     ResidualFeedbackState,
     residual_feedback,

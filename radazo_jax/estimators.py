@@ -4,7 +4,8 @@ Import from here to write a custom estimator, or a wrapper around one. The
 estimators themselves are in `radazo_jax` and `radazo_jax.contrib`.
 """
 
-from radazo_jax._src.contracts import (
+from radazo_jax._src.directions.sums import LinearCombination, gram
+from radazo_jax._src.estimates.contracts import (
     Draw,
     Estimate,
     Evaluator,
@@ -12,11 +13,10 @@ from radazo_jax._src.contracts import (
     Points,
     Values,
 )
-from radazo_jax._src.directions.combination import LinearCombination, gram
-from radazo_jax._src.estimators.differences import AlongDirections, Differences
-from radazo_jax._src.estimators.factors import candidate_factors
-from radazo_jax._src.estimators.gradients import estimate
-from radazo_jax._src.points import (
+from radazo_jax._src.estimates.differences import AlongDirections, Differences
+from radazo_jax._src.estimates.gradients import estimate
+from radazo_jax._src.estimates.points import (
+    candidate_factors,
     candidate_rows,
     candidates,
     points_along,

@@ -27,6 +27,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from radazo_jax._src.base.trees import Tree
+
 try:
     from flax import nnx
 except ImportError as error:
@@ -34,8 +36,11 @@ except ImportError as error:
         "radazo_jax.nnx needs Flax, which is not installed. Run pip install flax."
     ) from error
 
-from radazo_jax._src import shown
-from radazo_jax._src.contracts import (
+from radazo_jax._src.base import shown
+from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.estimates import gradients
+from radazo_jax._src.estimates import value_and_grad as arrays
+from radazo_jax._src.estimates.contracts import (
     Evaluator,
     GradientEstimator,
     Loss,
@@ -43,10 +48,7 @@ from radazo_jax._src.contracts import (
     check_estimator,
     check_evaluator,
 )
-from radazo_jax._src.estimators import arguments, gradients
-from radazo_jax._src.estimators import value_and_grad as arrays
-from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.names import checks_names
+from radazo_jax._src.estimates.vectorized import vectorized
 
 __all__ = ["value_and_grad", "value_fn"]
 
@@ -60,7 +62,7 @@ def value_and_grad(
     *,
     wrt: nnx.filterlib.Filter = nnx.Param,
     evaluator: Evaluator = vectorized(),
-) -> Callable[..., tuple[Any, nnx.State]]:
+) -> Callable[..., tuple[Tree, nnx.State]]:
     """Estimates value and gradient of a module; replaces `nnx.value_and_grad`.
 
     All evaluations of a step start from the same model state: the same dropout mask,
@@ -119,19 +121,19 @@ def value_and_grad(
         )
 
     def estimated(
-        key: jax.typing.ArrayLike | None = None, *args: Any, **kwargs: Any
-    ) -> tuple[Any, nnx.State]:
-        model, args = arguments.split(args, argnums)
+        key: jax.typing.ArrayLike | None = None, *args: Tree, **kwargs: Tree
+    ) -> tuple[Tree, nnx.State]:
+        model, args = arrays.split_arguments(args, argnums)
         key = gradients.key_first(key, model, "model")
         objects, others, treedef = _objects((args, kwargs))
         graphdef, params, rest = _split((model, objects), wrt)
 
         def loss(
-            params: nnx.State, rest: nnx.State, others: list[Any]
-        ) -> tuple[jax.Array, tuple[Any, nnx.State]]:
+            params: nnx.State, rest: nnx.State, others: list[Tree]
+        ) -> tuple[jax.Array, tuple[Tree, nnx.State]]:
             evaluated = _merge(graphdef, params, rest)
             args, kwargs = _with_objects(treedef, others, evaluated[1])
-            output = arguments.placed(loss_fn, argnums, evaluated[0], *args, **kwargs)
+            output = arrays.placed(loss_fn, argnums, evaluated[0], *args, **kwargs)
             value, aux = output if has_aux else (output, None)
             return value, (aux, _written(evaluated, wrt, rest))
 
@@ -162,7 +164,7 @@ def value_fn(
     *,
     args: tuple[object, ...] = (),
 ) -> Loss:
-    """The loss as a function of the parameters, as `estimate_gradient` takes it.
+    """Returns the loss as a function of parameters, as `estimate_gradient` takes it.
 
     The function always evaluates from the model state at the time of this call. The
     model itself is updated as by one evaluation at its own parameters, so that its next
@@ -219,15 +221,15 @@ def value_fn(
     return lambda params: evaluate(params)[0]
 
 
-def _check_loss_fn(loss_fn: Any) -> None:
+def _check_loss_fn(loss_fn: object) -> None:
     if not callable(loss_fn):
         raise TypeError(
             f"loss_fn must be a function of the model; got {shown.given(loss_fn)}."
         )
 
 
-def _objects(arguments: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
-    """The graph objects among arguments, all other leaves, and their places.
+def _objects(arguments: Tree) -> tuple[tuple[Tree, ...], list[Tree], Tree]:
+    """Splits arguments into graph objects, all other leaves, and their places.
 
     JAX takes modules and streams of random numbers for trees, and copies them, so
     that a function would write to the copies.
@@ -239,8 +241,8 @@ def _objects(arguments: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
     return objects, others, (treedef, is_object)
 
 
-def _with_objects(places: Any, others: list[Any], objects: tuple[Any, ...]) -> Any:
-    """The arguments with these graph objects and these other leaves."""
+def _with_objects(places: Tree, others: list[Tree], objects: tuple[Tree, ...]) -> Tree:
+    """Returns the arguments with these graph objects and these other leaves."""
     treedef, is_object = places
     found, left = iter(objects), iter(others)
     return treedef.unflatten([next(found if is_one else left) for is_one in is_object])
@@ -254,7 +256,7 @@ _Nodes = tuple[Any, tuple[Any, ...]]
 def _split(
     nodes: _Nodes, wrt: nnx.filterlib.Filter
 ) -> tuple[nnx.GraphDef[Any], nnx.State, nnx.State]:
-    """The structure, the variables of the module in `wrt`, and all other variables."""
+    """Splits nodes into structure, variables of the module in `wrt`, and others."""
     graphdef, state = nnx.split(nodes)
     params, rest = _apart(state, wrt)
     if not jax.tree.leaves(params):
@@ -280,7 +282,7 @@ def _merge(graphdef: Any, params: optax.Params, rest: nnx.State) -> _Nodes:
 
 
 def _apart(state: nnx.State, wrt: nnx.filterlib.Filter) -> tuple[nnx.State, nnx.State]:
-    """The variables of the module in `wrt`, by their paths in it; all others."""
+    """Splits variables into the module's in `wrt`, by their paths, and all others."""
     flat = nnx.to_flat_state(state)
     model = nnx.from_flat_state((path[1:], x) for path, x in flat if path[0] == 0)
     params, fixed = nnx.split_state(model, wrt, ...)
@@ -290,7 +292,7 @@ def _apart(state: nnx.State, wrt: nnx.filterlib.Filter) -> tuple[nnx.State, nnx.
 
 
 def _written(nodes: _Nodes, wrt: nnx.filterlib.Filter, before: nnx.State) -> nnx.State:
-    """Variables outside `wrt` that `loss_fn` replaced."""
+    """Returns variables outside `wrt` that `loss_fn` replaced."""
     _, after = _apart(nnx.state(nodes), wrt)
     old = dict(nnx.to_flat_state(before))
     return nnx.from_flat_state(
@@ -301,9 +303,9 @@ def _written(nodes: _Nodes, wrt: nnx.filterlib.Filter, before: nnx.State) -> nnx
 
 
 def _writes(
-    loss: Callable[..., tuple[jax.Array, tuple[Any, nnx.State]]], arguments: list[Any]
+    loss: Callable[..., tuple[jax.Array, tuple[Tree, nnx.State]]], arguments: list[Tree]
 ) -> bool:
-    """Whether an evaluation changes a graph object."""
+    """Returns whether an evaluation changes a graph object."""
     changed: list[Any] = []
 
     def trace(params: nnx.State) -> None:

@@ -12,8 +12,13 @@ Examples:
   True
 """
 
-from radazo_jax._src.numbers.counter import Positions, positions
-from radazo_jax._src.numbers.generator import bits, normal, uniform
-from radazo_jax._src.numbers.keys import check_same_key
+from radazo_jax._src.base.keys import check_same_key
+from radazo_jax._src.directions.generator import (
+    Positions,
+    bits,
+    normal,
+    positions,
+    uniform,
+)
 
 __all__ = ["Positions", "bits", "check_same_key", "normal", "positions", "uniform"]

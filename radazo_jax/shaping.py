@@ -4,7 +4,7 @@ A shaping is a pure function from values, [members] or [members, prompts], to we
 the same shape. Values are losses, so weights rise with them.
 """
 
-from radazo_jax._src.estimators.shaping import (
+from radazo_jax._src.estimates.shaping import (
     best_of,
     by_group,
     centered_ranks,

@@ -56,6 +56,8 @@ DARK = (
     "research/optimizers/",
     "methods/",
 )
+# Pages with pictures of `docs/scripts/pictures.py`.
+DRAWN = ("", "black_boxes/", "gallery/", "guides/how_it_decides/")
 # Term -> a page that is found by it.
 TERMS = {
     "low_rank": "api/low_rank/",
@@ -77,6 +79,13 @@ TERMS = {
     "MuJoCo": "black_boxes/",
     "Dask": "guides/many_machines/",
     "Keras": "stacks/",
+    "federated": "recipes/federated/",
+    "privacy": "recipes/federated/",
+    "pandas": "recipes/journals/",
+    "nnx": "recipes/nnx/",
+    "restarts": "recipes/early_stopping/",
+    "least squares": "recipes/fit/",
+    "categories": "guides/coming_from/",
     "notebook": "tutorial/",
     "leaf": "glossary/",
     "EGGROLL": "guides/coming_from/",
@@ -127,10 +136,29 @@ WHITE = """
 return [...document.querySelectorAll("article img")].filter(x =>
   x.offsetWidth && getComputedStyle(x).filter === "none" &&
   !x.src.includes("_dark.png") && !x.src.endsWith(".svg")).map(x => x.src)"""
-PHOTOGRAPHS = ("mujoco_rollout.png", "onnx_int8.png")
+PHOTOGRAPHS = ("mujoco_rollout.png",)
+# The pictures of a page that are shown: what the browser chose, its width in pixels if
+# it fills its place, and the color of the page.
+PICTURES = """
+const page = getComputedStyle(document.body).backgroundColor;
+return [...document.querySelectorAll("article img")].filter(x => x.offsetWidth)
+  .map(x => [new URL(x.currentSrc).pathname.slice(1), x.naturalWidth *
+    Math.min(x.width / x.naturalWidth, x.height / x.naturalHeight), page])"""
+SMALL_LETTERS = """
+const small = [];
+const texts = document.createTreeWalker(
+  document.querySelector("article"), NodeFilter.SHOW_TEXT);
+for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+  const size = parseFloat(getComputedStyle(text.parentElement).fontSize);
+  const outside = text.parentElement.closest("math, script, .md-annotation");
+  if (text.data.trim() && text.parentElement.offsetWidth && size < arguments[0]
+    && !outside) small.push([size, text.data.trim().slice(0, 20)]);
+}
+return small"""
+LEAST = 10  # Pixels of letters.
 # What the outputs of the notebooks say, and how many figures they have.
 OUTPUTS = {
-    "first_run": (r"after 600 steps", 1),
+    "first_run": (r"after 600 steps", 2),
     "choosing": (r"Orthonormal +\S+ above the minimum", 2),
     "black_boxes": (r"it lands after \d+\.\d+ m", 1),
     "networks": (r"9\d\.\d% right", 2),
@@ -234,11 +262,67 @@ def change_colors(browser, scheme):
     wait(browser, lambda: some(browser, body), f"colors are {scheme}")
 
 
+def luminance(color):
+    """The relative luminance of red, green and blue up to 255, as WCAG defines it."""
+    shares = [x / 255 for x in color]
+    parts = [
+        x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in shares
+    ]
+    return sum(a * b for a, b in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+
+def contrast(one_color, other):
+    low, high = sorted(map(luminance, (one_color, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", COLORS)
+def test_letters_of_pictures_can_be_read(browser, address, site, scheme):
+    """In both colors and widths, by what the script wrote into the pictures."""
+    from PIL import Image
+
+    resize(browser, WIDTHS[0])
+    browser.get(address)
+    if one(browser, "body").get_attribute("data-md-color-scheme") != scheme:
+        change_colors(browser, scheme)
+    seen, problems = set(), []
+    for width in WIDTHS:
+        resize(browser, width)
+        for page in DRAWN:
+            browser.get(address + page)
+            for path, shown, background in browser.execute_script(PICTURES):
+                if not path.endswith(".png"):
+                    continue
+                with Image.open(site / path) as image:
+                    said = image.info
+                if "Letters" not in said:
+                    continue
+                seen.add(path)
+                page_color = [int(x) for x in re.findall(r"\d+", background)[:3]]
+                contrasts = [
+                    contrast(bytes.fromhex(color[1:]), page_color)
+                    for color in said["Colors"].split()
+                ]
+                size, least = float(said["Letters"]) * shown, min(contrasts, default=21)
+                if size < LEAST or least < 4.5 or COLORS[scheme] not in path:
+                    problems.append((width, page, path, round(size, 1), least))
+    assert not problems, problems
+    narrow = {path for path in seen if "_narrow_" in path}
+    assert len(narrow) >= 7 and len(seen - narrow) >= 12, seen
+
+
 def test_every_page_opens_whole_and_fits(browser, address, kinds):
-    """No error, no broken image, no sidewards scrolling, no broken word in a table."""
+    """No error, no broken image, no sidewards scrolling, no broken word in a table.
+
+    Wide pages are light and narrow ones dark, with letters of a size that can be read.
+    """
     problems = []
     browser.get_log("browser")
-    for width in WIDTHS:
+    for width, scheme in zip(WIDTHS, COLORS, strict=True):
+        resize(browser, WIDTHS[0])
+        browser.get(address)
+        if one(browser, "body").get_attribute("data-md-color-scheme") != scheme:
+            change_colors(browser, scheme)
         resize(browser, width)
         for page in kinds:
             browser.get(address + page)
@@ -252,8 +336,9 @@ def test_every_page_opens_whole_and_fits(browser, address, kinds):
                 "return page.scrollWidth > innerWidth ? page.scrollWidth : 0"
             )
             words = browser.execute_script(BROKEN_WORDS)
-            if errors or broken or wide or words:
-                problems.append((width, page, errors, broken, wide, words))
+            small = browser.execute_script(SMALL_LETTERS, LEAST)
+            if errors or broken or wide or words or small:
+                problems.append((width, page, errors, broken, wide, words, small))
     assert not problems, problems
 
 
@@ -382,7 +467,7 @@ def test_notebook_shows_its_outputs(browser, address, page):
 
 def test_figures_grow_and_colors_change(browser, address):
     resize(browser, WIDTHS[0])
-    browser.get(f"{address}research/optimizers/")
+    browser.get(f"{address}research/paper/")
     image = one(browser, "article a.glightbox img")
     before = image.size["width"]
     browser.execute_script("arguments[0].click()", image)

@@ -10,7 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RECORDS = ROOT / "examples" / "research" / "records"
-PAGES = sorted(DOCS.rglob("*.md"))
+PAGES = sorted({*DOCS.rglob("*.md")} - {*(DOCS / "scripts").glob("*.md")})
 RESEARCH = sorted((DOCS / "research").glob("*.md"))
 NOTES = sorted(RECORDS.rglob("*.md"))
 MEASURED = "<summary>How the figures were measured</summary>"
@@ -26,6 +26,8 @@ def anchors(text):
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     given = re.findall(r"\{ ?#([\w-]+)|id=\"([\w-]+)\"", text)
     ids = {name for names in given for name in names if name}
+    tabs = re.findall(r'^=== "', text, re.MULTILINE)
+    ids |= {f"__tabbed_1_{number}" for number, _ in enumerate(tabs, 1)}
     for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
         heading = re.sub(r"\]\([^)]*\)|\{.*\}", "", heading)
         ascii_only = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore")
@@ -37,10 +39,44 @@ def anchors(text):
 @pytest.fixture(scope="module")
 def words():
     pytest.importorskip("yaml")
-    spec = importlib.util.spec_from_file_location("words", DOCS / "words.py")
+    path = DOCS / "scripts" / "words.py"
+    spec = importlib.util.spec_from_file_location("words", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+# Figures of several panels, which dark pages show inverted, and small screens scrolled.
+SCROLLED = {"attack", "fit", "llm", "memory_tpu", "quickstart", "reviews", "synthetic"}
+SCROLLED |= {"tuned"}
+PHOTOGRAPHS = {"mujoco_rollout"}
+
+
+def without_twin(pages):
+    """Figures without a twin for dark pages, or with letters too small for a phone."""
+    for page in pages:
+        for path in re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", page.read_text("utf-8")):
+            name, light, _ = path.partition("_light.png")
+            if not light and pathlib.PurePath(path).stem in SCROLLED | PHOTOGRAPHS:
+                continue
+            twins = ["_light", "_dark"]
+            if "card_" not in name and "_narrow" not in name:
+                twins += ["_narrow_light", "_narrow_dark"]
+            stem = page.parent / name
+            if not all(stem.with_name(f"{stem.name}{x}.png").exists() for x in twins):
+                yield path
+
+
+def test_figures_have_twins_for_dark_pages_and_small_screens():
+    assert list(without_twin(PAGES)) == []
+
+
+def test_a_figure_without_a_twin_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("![a](plot.png) ![b](b_light.png) ![c](card_c_light.png)")
+    for name in ("plot", "b_light", "b_dark", "b_narrow_light", "card_c_light"):
+        (tmp_path / f"{name}.png").touch()
+    assert list(without_twin([page])) == ["plot.png", "b_light.png", "card_c_light.png"]
 
 
 def test_pages_have_titles_of_their_own():
@@ -80,6 +116,12 @@ def test_every_page_is_in_the_navigation(words):
         for page in words.pages(items)
     ]
     assert sorted(listed) == [page.relative_to(DOCS).as_posix() for page in PAGES]
+
+
+def test_the_page_of_scripts_names_each():
+    scripts = DOCS / "scripts"
+    rows = re.findall(r"^\| `(\w+\.py)`", (scripts / "README.md").read_text(), re.M)
+    assert sorted(rows) == sorted(path.name for path in scripts.glob("*.py"))
 
 
 @pytest.mark.parametrize("page", PAGES + NOTES, ids=relative)

@@ -3,8 +3,10 @@
 import doctest
 import inspect
 import json
+import math
 import pathlib
 import re
+import statistics
 
 import pytest
 
@@ -12,6 +14,7 @@ import radazo_jax as zo
 
 ROOT = pathlib.Path(__file__).parents[2]
 DECODERS = ROOT / "examples/llm/research/records/llm_memory_gpu.json"
+BOARD = ROOT / "examples/research/records/board"
 REPLAYED = ROOT / "examples/research/records/benchmarks/all_parameters_gpu.json"
 
 
@@ -85,3 +88,64 @@ def memory(record, ratio, **case):
     rows = json.loads(record.read_bytes())["rows"]
     (row,) = (row for row in rows if case.items() <= row.items())
     return row[ratio]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_a_page_compares_tools_as_the_record_does(page):
+    """Shares of targets within 30 (d + 1) evaluations, in percent."""
+    found = read("classes.json")
+
+    def share(kind, tool):
+        counts = [
+            (count, 30 * (row["dimension"] + 1))
+            for row in found
+            if (row["kind"], row["method"]) == (kind, tool)
+            for count in row["evaluations"]
+        ]
+        reached = [count is not None and count <= limit for count, limit in counts]
+        return round(100 * sum(reached) / len(reached))
+
+    tools = "lbfgsb", "powell", "default"
+    first, second, third = (share("steps", tool) for tool in tools)
+    cma, default = (share("free", tool) for tool in ("cma", "default"))
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    assert f"{first} % of" in text
+    assert f"Powell {second} %, and the default method {third} %." in text
+    assert f"smooth functions, CMA reaches {cma} % and the default method" in text
+    assert f"the default method {default} %." in text
+    if page != "README.md":
+        first, second, third = (share("nan-20", tool) for tool in tools)
+        assert f"they reach {first}, {second} and {third} %." in text
+
+
+def test_home_says_the_evaluations_of_fits():
+    """Medians until a thousandth of the gap is left."""
+    medians = [
+        statistics.median(
+            math.inf if row["evaluations"][2] is None else row["evaluations"][2]
+            for row in read("fits.json")
+            if row["tool"] == tool
+        )
+        for tool in ("least_squares", "trf", "dfols")
+    ]
+    said = "a median of {} evaluations to a thousandth of the gap. SciPy's"
+    said += " `least_squares` needs {}, DFO-LS {} |"
+    assert said.format(*medians) in (ROOT / "docs/index.md").read_text("utf-8")
+
+
+def read(name):
+    return json.loads((BOARD / name).read_bytes())["rows"]
+
+
+def test_entries_show_lines_and_results_of_the_programs_below():
+    """The code of a card is code of the program that runs, and so is its result."""
+    text = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    entries, _, programs = text.partition("## Install")
+    shown = re.findall(
+        r"``` \{ .python \}\n(.*?)```\n\n *```text\n(.*?)```", entries, re.DOTALL
+    )
+    ran = re.findall(r"```python\n(.*?)```\n\n *```text\n(.*?)```", programs, re.DOTALL)
+    assert len(shown) == 3
+    for (code, result), (program, printed) in zip(shown, ran, strict=False):
+        assert "".join(code.split()) in "".join(program.split())
+        assert result.strip() in printed

@@ -175,8 +175,9 @@ def test_nothing_is_quoted_or_run_together(pages):
 
 
 def hook(name):
-    """A module of `docs`, as MkDocs loads it."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
+    """A module of `docs/scripts`, as MkDocs loads it."""
+    path = ROOT / f"docs/scripts/{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

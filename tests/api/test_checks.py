@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src import checks
+from radazo_jax._src.base import checks
 
 NUMERIC_CHECKS = {
     checks.check_positive: "a finite number > 0",

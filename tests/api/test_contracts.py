@@ -187,19 +187,6 @@ def test_takes_the_same_steps_in_every_kind_of_run(name, driver, tmp_path):
     chex.assert_trees_all_equal_shapes_and_dtypes(got, expected)
 
 
-def test_antithetic_forward_differences_are_central_differences():
-    wrapped = Antithetic(zo.forward_difference(Uniform(), 4, 0.3))
-    central = zo.central_difference(Uniform(), 4, 0.3)
-    (value, gradient), (_, expected) = jit(
-        lambda key: [
-            zo.value_and_grad(traced, estimator)(key, PARAMS)
-            for estimator in (wrapped, central)
-        ]
-    )(jax.random.key(5))
-    assert value == traced(PARAMS)
-    chex.assert_trees_all_close(gradient, expected, rtol=1e-4, atol=1e-4)
-
-
 # --- Distributions do not change, and axes belong to the layout -------------------
 
 

@@ -1,6 +1,5 @@
 """Mistakes are answered by one line that says what to do."""
 
-import concurrent.futures
 import os
 import pickle
 import subprocess
@@ -310,12 +309,6 @@ def test_a_run_inside_of_a_transformation_says_so(kind, transform):
     assert "of jax.jit, jax.vmap" in text
 
 
-@pytest.fixture
-def as_flax_needs_it():
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 class Net(nnx.Module):
     def __init__(self, rngs):
         self.linear = nnx.Linear(3, 1, rngs=rngs)
@@ -455,7 +448,7 @@ def test_what_reduce_returns_is_named(reduce, got):
     for call in runs if reduce is _combination else runs[:1]:
         text = message(TypeError, call)
         assert "reduce of the estimator must return a pair (Estimate, state)" in text
-        assert got in text
+        assert f"{got} It is called as reduce(points, values, params, state)" in text
 
 
 def test_a_dask_client_has_an_executor():
@@ -496,34 +489,6 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path, executor):
     lines = ran.stderr.splitlines()
     (error,) = [line for line in lines if line.startswith("radazo_jax.")]
     assert 'if __name__ == "__main__":' in error
-
-
-def test_a_pool_that_worked_before_is_not_blamed_on_the_script():
-    assert issubclass(concurrent.futures.BrokenExecutor, RuntimeError)
-
-    class Dies(concurrent.futures.Executor):
-        calls = 0
-
-        def submit(self, fun, *args):
-            self.calls += 1
-            if self.calls > 10:
-                raise concurrent.futures.BrokenExecutor("a worker died")
-            future = concurrent.futures.Future()
-            future.set_result(fun(*args))
-            return future
-
-    text = message(zo.RunError, run, executor=Dies(), num_steps=20)
-    assert "a worker died" in text and "__main__" not in text
-
-
-def test_errors_name_docstrings_that_help_shows():
-    for call, name in (
-        (lambda: zo.value_and_grad(loss, None), "estimators"),
-        (lambda: zo.train(lambda x: float(loss(x)), START), "minimize"),
-    ):
-        text = message(TypeError, call)
-        assert text.endswith(f" See help(zo.{name}).")
-        assert getattr(zo, name).__doc__
 
 
 @pytest.mark.parametrize("call", [zo.train, zo.minimize])

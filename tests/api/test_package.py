@@ -14,7 +14,7 @@ import zipfile
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src import checks
+from radazo_jax._src.base import checks
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "radazo_jax"
@@ -63,7 +63,7 @@ def test_a_type_checker_knows_what_functions_return(tmp_path):
         text=True,
     )
     shown = re.findall(r'Revealed type is "def .* -> (\S+)"', done.stdout)
-    own = "radazo_jax._src.contracts.GradientTransformationExtraArgs"
+    own = "radazo_jax._src.estimates.contracts.GradientTransformationExtraArgs"
     assert shown == [own] * len(OPTIMIZERS), done.stdout
     errors = re.findall(r"error: .*\[([\w-]+)\]$", done.stdout, re.MULTILINE)
     assert errors == ["call-arg", "arg-type", "attr-defined"], done.stdout

@@ -51,8 +51,7 @@ KINDS = itertools.cycle(("float64", "sharded", "orthonormal", "bfloat16"))
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("linear_interpolation", "bfloat16"), *map(slow, MAKERS, KINDS)],
+    ("name", "kind"), [("linear_interpolation", "bfloat16"), *map(slow, MAKERS, KINDS)]
 )
 def test_dtypes_meshes_and_distributions(name, kind):
     """Two steps: a state stays of its types, and a gradient has the parameters'."""

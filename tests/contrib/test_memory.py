@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.trees import wide
+from radazo_jax._src.base.trees import wide
 from tests.helpers.compare import Hashed
 from tests.helpers.relatives import (
     DIMENSION,

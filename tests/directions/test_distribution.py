@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.directions import sums
-from radazo_jax._src.directions.distribution import elements, stored
+from radazo_jax._src.directions import generator, sums
+from radazo_jax._src.directions.distribution import (
+    elements,
+    sample_directions,
+    stored_elements,
+)
 from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.numbers import counter
 from tests.helpers.tables import (
     DISTRIBUTIONS,
-    KINDS,
-    assert_same_draws,
     covariance,
     every,
     jit,
@@ -24,8 +25,6 @@ from tests.helpers.tables import (
 
 SHAPES = {"b": (2,), "s": (), "w": (2, 3)}
 PARAMS = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
-# Normalized, packed, packed by number, by number, and custom.
-OF_EACH_KIND = ("sphere", "rademacher", "orthonormal", "coordinate in turn", "smooth")
 
 
 @pytest.fixture(params=DISTRIBUTIONS)
@@ -59,23 +58,6 @@ def test_covariance_is_the_identity_over_the_factor(name):
     assert (abs(u.mean(0)) <= 4.5 * u.std(0) / np.sqrt(num) + 1e-7).all()
 
 
-def test_sphere_of_a_million_has_norm_one():
-    params = {"a": jnp.zeros((1000, 900)), "b": jnp.zeros(100_000)}
-    u = np.asarray(flat(draw(zo.sphere(), 3, params)), np.float64)
-    np.testing.assert_allclose(np.linalg.norm(u), 1.0, rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", every(OF_EACH_KIND, "sphere", "rademacher"))
-def test_how_the_coordinates_are_cut_into_leaves_does_not_matter(name):
-    distribution, tree = (
-        DISTRIBUTIONS[name],
-        {"a": jnp.zeros((2, 2)), "b": jnp.zeros(5)},
-    )
-    for seed in range(4):
-        one = draw(distribution, seed, jnp.zeros(9))
-        assert_same_draws(name, flat(draw(distribution, seed, tree)), one)
-
-
 def test_a_direction_is_small_whatever_the_parameters(distribution):
     small, large = (
         jax.eval_shape(
@@ -90,25 +72,6 @@ def test_a_direction_is_small_whatever_the_parameters(distribution):
         assert leaf.shape == ()
 
 
-@pytest.mark.parametrize("distribution", every(KINDS, "low_rank"))
-def test_directions_are_pytrees_that_vmap_and_scan(distribution):
-    distribution = DISTRIBUTIONS[distribution]
-    keys = jax.random.split(jax.random.key(1), 3)
-
-    def materialized(direction):
-        return flat(distribution.materialize(direction, PARAMS))
-
-    @jit
-    def both(keys):
-        batch = jax.vmap(lambda key: distribution.sample(key, PARAMS))(keys)
-        return jax.vmap(materialized)(batch), jax.lax.map(materialized, batch)
-
-    together, scanned = both(keys)
-    single = jnp.stack([flat(draw(distribution, k)) for k in keys])
-    np.testing.assert_allclose(together, single, rtol=1e-6)
-    np.testing.assert_allclose(scanned, single, rtol=1e-6)
-
-
 @pytest.mark.parametrize("sizes", [slow((32, 64)), (5, 3000, 40)])
 def test_signs_of_leaves_that_begin_within_a_word(sizes):
     key, distribution = jax.random.key(3), zo.rademacher()
@@ -117,9 +80,10 @@ def test_signs_of_leaves_that_begin_within_a_word(sizes):
 
     @jit
     def three_ways(key):
-        one_by_one = distribution.draw(key, jnp.uint32(0), counter.positions((total,)))
+        at = generator.positions((total,))
+        one_by_one = distribution.draw(key, jnp.uint32(0), at)
         direction = distribution.sample(key, params)
-        words = stored(
+        words = stored_elements(
             *(distribution, key[None], jnp.uint32([0])),
             *(layout.leaves, layout.dimension),
         )
@@ -147,7 +111,7 @@ def test_sum_over_an_axis_of_directions_is_the_weighted_sum(name):
     @jit
     def run(key):
         numbers = jnp.arange(4, dtype=jnp.uint32)
-        directions = sums.sample(distribution, key, numbers, layout)
+        directions = sample_directions(distribution, key, numbers, layout)
         us = jax.vmap(lambda u: elements(u, layout))(directions)
         weights = jnp.asarray(coefficients)
         d = layout.dimension
@@ -174,7 +138,7 @@ def test_a_gpu_program_draws_in_one_place_for_all_directions():
         def run(key, weights):
             numbers = jnp.arange(num_directions, dtype=jnp.uint32)
             layout = layout_of(params)
-            directions = sums.sample(distribution, key, numbers, layout)
+            directions = sample_directions(distribution, key, numbers, layout)
             return sums.combine(weights, directions, layout, params)
 
         traced = jax.jit(run).trace(jax.random.key(0), jnp.ones(num_directions))

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.directions import sums
+from radazo_jax._src.directions import generator, storage
+from radazo_jax._src.directions.distribution import sample_directions
 from radazo_jax._src.directions.layout import layout_of
-from radazo_jax._src.numbers import generator
+from radazo_jax._src.directions.storage import Use
 from radazo_jax._src.perturb import transform
 from tests.helpers.jaxprs import equations
 from tests.helpers.tables import jit
@@ -41,8 +42,8 @@ def test_factors_of_many_directions_are_normals_by_position():
     numbers = jnp.arange(many, dtype=jnp.uint32)
 
     def factors():
-        directions = sums.sample(zo.low_rank(), KEY, numbers, layout)
-        dense, matrix = sums.cache(directions, layout, True).cached
+        directions = sample_directions(zo.low_rank(), KEY, numbers, layout)
+        dense, matrix = storage.cache(directions, layout, Use.TOGETHER).cached
         return dense.array, matrix.a, matrix.b
 
     program = jax.jit(factors).lower().compile()
@@ -67,21 +68,12 @@ def test_factors_of_large_matrices_are_not_drawn_as_one():
     layout = layout_of(params)
 
     def factors(numbers):
-        directions = sums.sample(zo.low_rank(), KEY, numbers, layout)
-        return sums.cache(directions, layout, True).cached
+        directions = sample_directions(zo.low_rank(), KEY, numbers, layout)
+        return storage.cache(directions, layout, Use.TOGETHER).cached
 
     jaxpr = jax.make_jaxpr(factors)(jnp.arange(many, dtype=jnp.uint32))
     made = [v.aval.size for e in equations(jaxpr.jaxpr) for v in e.outvars]
     assert many * rows <= max(made) <= 2**23
-
-
-def test_a_leaf_without_axes_is_drawn_dense():
-    params = {"a": jnp.zeros((8, 6)), "b": jnp.zeros((8, 6))}
-    numbers = {"a": zo.distributions.MatrixAxes((0,), (1,)), "b": None}
-    distribution = zo.low_rank(1, dimension_numbers=numbers)
-    u = drawn(distribution, params)
-    assert np.linalg.matrix_rank(u["a"]) == 1
-    assert np.linalg.matrix_rank(u["b"]) == 6
 
 
 def annotated(distribution, fun, params):

@@ -1,6 +1,9 @@
 """Files of runs: their lines, what is none, and functions that change between calls."""
 
+import contextlib
 import pickle
+import resource
+import signal
 import threading
 import zlib
 
@@ -30,6 +33,19 @@ def with_checksums(bodies):
         checksum = zlib.crc32(body, checksum)
         content += body + b',"crc":"%08x"}\n' % checksum
     return content
+
+
+@contextlib.contextmanager
+def full_disk(limit):
+    """Files have at most so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, previous)
 
 
 # A first process starts a second while it writes, and waits for its end. What they run

@@ -4,7 +4,7 @@ import chex
 import jax
 import numpy as np
 
-from radazo_jax._src.transforms import moments
+from radazo_jax._src.optimizers import moments
 from tests.helpers.tables import jit
 
 TRANSFORMS = {

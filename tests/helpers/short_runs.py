@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import radazo_jax as zo
+from tests.helpers.calls import square
 
 START = np.ones(3, np.float32)
 # The same objects in all runs, so that they compile once.
@@ -20,10 +21,6 @@ def called(fun, start, *method, **options):
     given = {name: options.pop(name) for name in OF_CALLS if name in options}
     evaluator = zo.external(**given)
     return zo.train(fun, start, *method, evaluator=evaluator, **options)
-
-
-def square(x):
-    return float(np.sum(x**2))
 
 
 def traced_square(x):

@@ -35,10 +35,7 @@ SUMS = ("low_rank(2)", "smooth")
 ESTIMATORS = {"forward": zo.forward_difference, "central": zo.central_difference}
 
 # For programs that run once, on which optimization is wasted: in the slow run, too.
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 if jax.__version_info__ < (0, 11):  # As in `conftest.py`.
     QUICK |= {
         "xla_cpu_use_fusion_emitters": False,

@@ -316,7 +316,7 @@ def test_a_point_that_fails_again_is_not_tried_a_third_time(memory, tmp_path):
 # --- Killed -----------------------------------------------------------------------
 
 KILLED = """
-import os, signal, sys, warnings
+import os, signal, subprocess, sys, warnings
 warnings.simplefilter("ignore")
 import numpy as np, radazo_jax as zo
 from concurrent.futures import ThreadPoolExecutor
@@ -329,7 +329,8 @@ def fun(x, log=log, kind=kind):
         file.write("call\\n")
     calls = sum(1 for _ in open(log)) - int(open(log + ".before").read())
     run = int(open(log + ".pid").read())
-    if calls >= int(open(log + ".kill").read()) and run in (os.getpid(), os.getppid()):
+    is_its = kind == "dask" or run in (os.getpid(), os.getppid())
+    if calls >= int(open(log + ".kill").read()) and is_its:
         os.kill(run, signal.SIGKILL)
     if kind != "turn":
         time.sleep(0.01)
@@ -337,13 +338,20 @@ def fun(x, log=log, kind=kind):
 
 def run():
     options = {"turn": {}, "workers": {"workers": 2}}.get(kind)
-    if options is None:
+    if kind == "dask":
+        options = {"executor": distributed.Client(address).get_executor()}
+    elif options is None:
         options = {"executor": ThreadPoolExecutor(2)}
     zo.minimize(
         fun, np.zeros(8), getattr(zo.methods, method)(), max_evaluations=int(most),
         journal=path, progress=False, **options
     )
 
+if kind == "dask":  # Its worker stays when a run is killed.
+    import distributed
+    cluster = [sys.executable, "-c", os.environ["CLUSTER"]]
+    cluster = subprocess.Popen(cluster, stdout=subprocess.PIPE, text=True)
+    address = cluster.stdout.readline().strip()
 rng, left, killed = np.random.default_rng(5), int(kills), 0
 open(log, "w").close()
 while True:
@@ -366,6 +374,15 @@ print("killed", killed, "calls", sum(1 for _ in open(log)))
 """
 
 
+CLUSTER = """
+import distributed, time
+options = {"n_workers": 1, "threads_per_worker": 2}
+found = distributed.LocalCluster(dashboard_address="127.0.0.1:0", **options)
+print(found.scheduler_address, flush=True)
+time.sleep(600)
+"""
+
+
 @pytest.mark.parametrize(
     ("kind", "method", "most", "kills"),
     [
@@ -374,12 +391,16 @@ print("killed", killed, "calls", sum(1 for _ in open(log)))
         slow("turn", "evolution", 260, 60),
         slow("threads", "evolution", 200, 40),
         slow("workers", "evolution", 120, 12),
+        slow("dask", "evolution", 50, 3),
     ],
 )
 def test_a_run_that_is_killed_anywhere_is_the_undisturbed_run(
-    kind, method, most, kills, tmp_path
+    kind, method, most, kills, monkeypatch, tmp_path
 ):
     """A kill by -9 at random evaluations. Only what ran then is evaluated again."""
+    if kind == "dask":
+        pytest.importorskip("distributed")
+    monkeypatch.setenv("CLUSTER", CLUSTER)
     path, log = tmp_path / "run.jsonl", tmp_path / "log"
     output = output_of(KILLED, kind, method, log, path, most, kills, timeout=600)
     killed, calls = (int(output.split()[i]) for i in (-3, -1))
@@ -394,8 +415,10 @@ def test_a_run_that_is_killed_anywhere_is_the_undisturbed_run(
     if kind == "turn":
         np.testing.assert_array_equal(found.points, expected.points)
         np.testing.assert_array_equal(found.values, expected.values)
-    # Two run at once, a value may have just arrived, and each call compares a point.
-    assert calls <= most + kills * (2 if kind == "turn" else 4)
+    # Two run at once, a value may have just arrived, and each call compares a point. A
+    # worker of Dask has the other points of the step, too.
+    lost = {"turn": 2, "dask": 2 + whole.history.evaluations.max()}.get(kind, 4)
+    assert calls <= most + kills * lost
 
 
 def test_a_file_that_ends_anywhere_continues(tmp_path):

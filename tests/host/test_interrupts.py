@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import resource
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from tests.helpers.host_runs import (
     rows,
     run,
 )
+from tests.helpers.journals import full_disk
 from tests.helpers.subprocesses import ROOT
 
 MOST = 60
@@ -158,15 +158,9 @@ def test_an_exit_in_the_function_is_a_failure_of_its_point():
 def test_a_full_disk_ends_the_run_with_its_result(limit, tmp_path):
     """Files are limited: a line is cut, and taken back. Its value is in the result."""
     path, fun = tmp_path / "run.jsonl", Function()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        with pytest.raises(zo.RunError, match="File too large") as caught:
-            run(fun, journal=path, max_evaluations=MOST)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, previous)
+    full = pytest.raises(zo.RunError, match="File too large")
+    with full_disk(limit), full as caught:
+        run(fun, journal=path, max_evaluations=MOST)
     result = caught.value.result
     assert 0 < len(result.evaluations) == len(fun.calls) < MOST
     assert len(Evaluations.from_journal(path)) == len(fun.calls) - 1

@@ -1,18 +1,13 @@
-"""Files of runs of methods: what they hold, damage, locks, and other runs' files."""
+"""Files of runs of methods: what they hold, and other runs; damage is in `runs`."""
 
 import json
 import re
-import tracemalloc
-import warnings
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import radazo_jax as zo
-from radazo_jax._src.host.table import TableFile
 from radazo_jax.runs import Evaluations
-from tests.helpers import calls, short_runs
 from tests.helpers.host_runs import (
     METHODS,
     START,
@@ -22,26 +17,9 @@ from tests.helpers.host_runs import (
     rows,
     run,
 )
-from tests.helpers.journals import (
-    DEEP,
-    PICKLE,
-    TWO,
-    Simulator,
-    lines_of,
-    with_checksums,
-)
-from tests.helpers.subprocesses import output_of
-from tests.helpers.tables import slow
+from tests.helpers.journals import lines_of, with_checksums
 
 MOST = 9
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """The bytes of a file of nine evaluations."""
-    path = tmp_path_factory.mktemp("written") / "run.jsonl"
-    run(ripples, METHODS["custom"], journal=path, max_evaluations=MOST)
-    return path.read_bytes()
 
 
 @pytest.fixture
@@ -52,18 +30,6 @@ def path(tmp_path):
 def again(path, **options):
     options = {"max_evaluations": MOST, **options}
     return run(ripples, METHODS["custom"], journal=path, **options)
-
-
-READ = [again, Evaluations.from_journal]
-
-
-def refused(read, path, match):
-    """In a line of a reasonable length; and nothing of the file changes."""
-    before = path.read_bytes() if path.stat().st_size < 2**30 else None
-    with pytest.raises(ValueError, match=match) as caught:
-        read(path)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
-    assert before is None or path.read_bytes() == before
 
 
 # --- What a file holds ------------------------------------------------------------
@@ -109,182 +75,6 @@ def test_long_points_are_shortened_and_continue(d, path):
     assert (found.evaluations.points is None) == (d > 1000)
     assert fun(found.best.params) == found.best.value
     assert max(map(len, path.read_bytes().splitlines()[1:])) < 12 * d + 400
-
-
-# --- Damage -----------------------------------------------------------------------
-
-ROW = b'{"number":0,"point":[1.0,2.0,3.0],"value":1.5,"seconds":1.0'
-ROWS = {
-    "a number of 10^18": ROW.replace(b"0", b"1000000000000000000", 1),
-    "a number that is text": ROW.replace(b"0", b'"0"', 1),
-    "a long number": ROW.replace(b"0", b"9" * 5000, 1),
-    "deep": b'{"number":' + DEEP,
-    "no object": b"[1",
-    "no value": b'{"number":0,"point":[1.0,2.0,3.0],"seconds":1.0',
-    "no point": b'{"number":0,"value":1.5,"seconds":1.0',
-    "a value that is text": ROW.replace(b"1.5", b'"x"'),
-    "a value of no element": ROW.replace(b"1.5", b"[]"),
-    "a value of two axes": ROW.replace(b"1.5", b"[[1.0]]"),
-    "a value that failed without a text": ROW.replace(b"1.5", b'"nan"'),
-    "a failure with a value": ROW + b',"failure":"OSError"',
-    "a short point": ROW.replace(b"1.0,2", b"2"),
-    "a point that is text": ROW.replace(b"[1.0,2.0,3.0]", b'"abc"'),
-    "a point of texts": ROW.replace(b"[1.0,2.0", b'["a",2.0'),
-    "seconds that are text": ROW.replace(b'"seconds":1.0', b'"seconds":"x"'),
-    "a negative repetition": ROW + b',"repeat":-1',
-    "a dtype of objects": ROW + b',"dtype":"object"',
-    "another dtype": ROW + b',"dtype":"nonsense"',
-}
-
-
-@pytest.mark.parametrize("read", READ)
-@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_rows_that_no_run_writes_are_refused(row, read, written, path):
-    """Although their checksums are right."""
-    path.write_bytes(with_checksums([lines_of(written)[0], row]))
-    refused(read, path, "is damaged in line 2: it is not what a run writes")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (b'"key":[0,0]', b'"key":[0]'),
-        (b'"key":[0,0]', b'"key":[0,99999999999999999999]'),
-        (b'"key":[0,0]', b'"key":"ab"'),
-        (b'"key":[0,0]', b'"none":0'),
-        (b'"dimension":3', b'"dimension":"3"'),
-        (b'"dimension":3', b'"dimension":0'),
-        (b'"start":', b'"none":'),
-        (b'"upper":', b'"none":'),
-    ],
-    ids=str,
-)
-def test_first_lines_that_no_run_writes_are_refused(old, new, written, path):
-    head, *others = lines_of(written)
-    assert old in head
-    path.write_bytes(with_checksums([head.replace(old, new), *others]))
-    refused(again, path, "is damaged in line 1: it is not what a run writes")
-
-
-TEXTS = (
-    b"the only copy",
-    PICKLE,
-    b"theta = 3\nsteps = 9\n",
-    b'{"number":0}\n',
-    b"\0\n",
-)
-
-
-@pytest.mark.parametrize("read", READ)
-@pytest.mark.parametrize(
-    ("after_a_run", "content"),
-    [*((False, text) for text in TEXTS), *((True, text) for text in TEXTS[:2])],
-)
-def test_what_is_no_journal_is_not_overwritten(
-    after_a_run, content, read, written, path
-):
-    """A line without an end was cut off, whatever it was."""
-    path.write_bytes((written if after_a_run else b"") + content)
-    match = "is not what a run writes" if after_a_run else "must be a file that a run"
-    refused(read, path, match)
-
-
-def test_a_line_that_does_not_end_takes_bounded_memory(path):
-    with path.open("wb") as file:
-        file.truncate(2**36)  # The file is sparse, so it takes no space on the disk.
-    tracemalloc.start()
-    try:
-        refused(again, path, "must be a file that a run wrote")
-        assert tracemalloc.get_traced_memory()[1] < 1 << 30
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.parametrize("every_nth", [37, slow(3)])
-def test_a_changed_byte_never_gives_another_run(every_nth, written, path):
-    path.write_bytes(written)
-    whole = rows(Evaluations.from_journal(path), used=False)
-    for i in range(0, len(written), every_nth):
-        changed = bytearray(written)
-        changed[i] ^= 1 << (i % 8)
-        path.write_bytes(changed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                found = Evaluations.from_journal(path)
-            except ValueError as error:
-                assert "journal" in str(error)
-                continue
-        # The end of the last line is its last byte: without it, the line is cut.
-        assert i == len(written) - 1 and set(rows(found, used=False)) < set(whole)
-
-
-TORN = b'{"number":9,"point":[0.25'
-
-
-@pytest.mark.parametrize("end", [TORN, TORN + bytes(512), bytes(4096)], ids=len)
-def test_what_a_loss_of_power_left_is_cut(end, written, path):
-    path.write_bytes(written + end)
-    with pytest.warns(UserWarning, match="was not complete, and is cut. The eval") as w:
-        found = again(path, max_evaluations=20)
-    assert len(w) == 1
-    assert_same(found, run(ripples, METHODS["custom"], max_evaluations=20))
-    assert path.read_bytes().count(b"\n") == 21
-
-
-# --- Two runs of a file, and files of another kind --------------------------------
-
-
-def test_a_journal_that_another_run_writes_is_refused(path):
-    """Also in the same process, until the run has ended."""
-
-    def second(report):
-        with pytest.raises(ValueError, match="must be written by one run at a time"):
-            again(path)
-        called.append(report)
-
-    called = []
-    result = again(path, callback=second)
-    assert len(called) == len(result.values)
-    assert_same(again(path, max_evaluations=30).evaluations and again(path), result)
-
-
-@pytest.mark.slow
-def test_a_journal_that_another_process_writes_is_refused(path):
-    call = "host_runs.run(host_runs.ripples, max_evaluations=9, **more)"
-    code = TWO.replace("CALL", call)
-    output = output_of(code, code, path, "first")
-    said = ("first", "second")
-    lines = [line for line in output.splitlines() if line.startswith(said)]
-    assert "second refused" in lines[0] and str(path) in lines[0]
-    params = run(ripples, max_evaluations=9).params.tolist()
-    assert lines[-1] == f"first ended {params}"
-    assert len(Evaluations.from_journal(path)) == 9
-
-
-def test_a_call_that_writes_nothing_leaves_no_file(path):
-    with TableFile(path).opened():
-        assert path.exists()
-    assert not path.exists()
-    with pytest.raises(ValueError, match="journal must be a file with a run"):
-        Evaluations.from_journal(path)
-
-
-def test_files_of_other_kinds_name_theirs(written, path):
-    short_runs.run(num_steps=1, journal=path)
-    refused(again, path, "got the steps of an optimizer, which train writes")
-    path.write_bytes(written)
-    refused(lambda path: short_runs.run(journal=path), path, "got the run of a method")
-    head, *others = lines_of(written)
-    for begin, got in (
-        (b'{"table":2', "of the format 2"),
-        (b'{"format":5,"points":null', "a journal of an earlier version"),
-        (b'{"fun":"a"', "a journal of an earlier version"),
-    ):
-        changed = head.replace(b'{"table":1', begin)
-        path.write_bytes(with_checksums([changed, *others]))
-        for read in READ:
-            refused(read, path, rf"must be a table .*of the format 1; got .*{got}")
 
 
 # --- Another run ------------------------------------------------------------------
@@ -336,63 +126,11 @@ def bowl_of_all(x):
     return float(np.sum((x - 0.5) ** 2))
 
 
-def test_versions_and_methods_are_no_other_run(written, path):
-    head, *others = lines_of(written)
+def test_versions_and_methods_are_no_other_run(path):
+    again(path)
+    head, *others = lines_of(path.read_bytes())
     head = re.sub(rb'"(optax|jaxlib|radazo_jax)":"', rb'"\1":"0.', head)
     head = re.sub(rb'"device":"[^"]*"', b'"device":"abacus"', head)
     path.write_bytes(with_checksums([head, *others]))
     whole = run(ripples, METHODS["custom"], max_evaluations=20)
     assert_same(again(path, max_evaluations=20), whole)
-    bounded = path.with_name("bounds.jsonl")
-    again(bounded, bounds=(-9.0, 9.0))
-    bounds = np.full(3, -9.0), [9] * 3
-    assert again(bounded, bounds=bounds, max_evaluations=12).num_evaluations == 12
-
-
-# --- Another function -------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [float, np.float32])
-def test_another_value_of_a_known_point_is_a_warning(dtype, path):
-    """It shows both values, and the run continues; an equal one is none."""
-
-    def fun(x, level=1.0):
-        return dtype(level * ripples(x))
-
-    first = run(fun, METHODS["custom"], journal=path, max_evaluations=9)
-    run(fun, METHODS["custom"], journal=path, max_evaluations=10)
-    with pytest.warns(UserWarning, match="at which fun now returns") as caught:
-        result = run(
-            lambda x: fun(x, 2.0), METHODS["custom"], journal=path, max_evaluations=12
-        )
-    (text,) = (str(warning.message) for warning in caught)
-    assert result.num_evaluations == 12 and "\n" not in text
-    before = float(re.search(r"the value ([\d.]+\d)", text)[1])
-    now = float(re.search(r"returns ([\d.]+\d)", text)[1])
-    assert now == pytest.approx(2 * before, rel=1e-6)
-    assert np.isclose(first.evaluations.values, before, rtol=1e-6).any()
-
-
-def test_a_worker_that_dies_at_a_known_point_ends_the_run(written, path):
-    """The error has the result of the file."""
-
-    class Dies(ThreadPoolExecutor):
-        def submit(self, *args):
-            raise BrokenExecutor("a worker died")
-
-    path.write_bytes(written)
-    with Dies(1) as threads, pytest.raises(zo.RunError, match="evaluated again") as e:
-        again(path, max_evaluations=20, executor=threads)
-    # A step has four points.
-    whole = run(ripples, METHODS["custom"], max_evaluations=MOST // 4 * 4)
-    assert len(e.value.result.evaluations) == MOST
-    assert rows(e.value.result.evaluations) == rows(whole.evaluations)
-    assert e.value.result.best.value == whole.best.value
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_counters_caches_and_locks_do_not_prevent_continuing(same, path):
-    fun = Simulator()
-    run(fun, journal=path, max_evaluations=9)
-    parts = run(fun if same else Simulator(), journal=path, max_evaluations=20)
-    assert_same(parts, run(calls.square, max_evaluations=20))

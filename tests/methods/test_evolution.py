@@ -259,11 +259,7 @@ def test_failures_come_last_and_have_no_part_in_the_mean():
         (lambda x: 0.0, Reason.FLAT, 1000),
         (lambda x: float(x[0]), Reason.GROWING, 2000),
         slow(noisy, Reason.STAGNANT, 10_000),
-        (
-            lambda x: x[0] ** 2 + 1e16 * np.sum(x[1:] ** 2),
-            Reason.SINGULAR,
-            5000,
-        ),
+        (lambda x: x[0] ** 2 + 1e16 * np.sum(x[1:] ** 2), Reason.SINGULAR, 5000),
     ],
 )
 def test_it_ends_by_itself(fun, reason, most):

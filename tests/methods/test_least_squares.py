@@ -417,3 +417,23 @@ def test_differences_below_the_rounding_end_a_run():
     _, points, end = fitted(fun, [1.0, 1.0], dtype=np.float32)
     assert end is not None and len(points) < 200
     assert abs(end.params[0] - 123456.789) < 0.02
+
+
+def test_residuals_may_be_a_tree_of_arrays_of_any_lengths():
+    def fun(x):
+        return [np.array([x[0] - 1, x[1]]), {"c": np.array([x[0] * x[1] - 2])}]
+
+    def joined(x):
+        return np.array([x[0] - 1, x[1], x[0] * x[1] - 2])
+
+    found, expected = (
+        zo.minimize(
+            f,
+            np.zeros(2),
+            zo.methods.least_squares(),
+            max_evaluations=20,
+            progress=False,
+        )
+        for f in (fun, joined)
+    )
+    np.testing.assert_array_equal(found.evaluations.values, expected.evaluations.values)

@@ -203,10 +203,7 @@ FAR = {
         lambda x: float(1 - np.exp(-0.5 * np.sum(x**2))),
         np.full(6, 6**0.5),
     ),
-    "a clipped start": (
-        lambda x: sphere(np.clip(x, -1, 1)),
-        np.array([0.0, 2.0, 0.0]),
-    ),
+    "a clipped start": (lambda x: sphere(np.clip(x, -1, 1)), np.array([0.0, 2.0, 0.0])),
 }
 
 

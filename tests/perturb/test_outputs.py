@@ -1,4 +1,4 @@
-"""Outputs that are not arrays, arguments, effects, 64 bits and leaks."""
+"""Outputs that are not arrays, arguments, effects, 64 bits, barriers and leaks."""
 
 import flax.nnx as nnx
 import jax
@@ -17,6 +17,7 @@ from tests.helpers.compare import (
     displaced,
     sample,
 )
+from tests.helpers.jaxprs import waits
 from tests.helpers.tables import jit, slow
 from tests.perturb.zoo import PROGRAMS, normal
 
@@ -182,3 +183,74 @@ def test_leaks_no_tracer(distribution):
     direction = sample(DISTRIBUTIONS[distribution], params)
     with jax.checking_leaks():
         zo.perturb(lambda w, x: {"y": x @ w, "name": "y"})(params, direction, SCALE, x)
+
+
+# --- Small programs -------------------------------------------------------------
+
+
+PARAMS = {"w": jnp.ones((3, 4)), "s": jnp.ones(())}
+
+
+def test_narrow_parameters_are_rounded_once():
+    distribution = zo.gaussian()
+    params = jnp.linspace(-2.0, 2.0, 64).astype(jnp.bfloat16)
+    direction = distribution.sample(jax.random.key(0), params)
+    z = np.asarray(jax.random.normal(jax.random.key(0), (64,)), np.float32)
+    got = zo.perturb(lambda p: p)(params, direction, 0.25)
+    expected = (np.asarray(params, np.float32) + np.float32(0.25) * z).astype(
+        jnp.bfloat16
+    )
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_keeps_name_and_documentation():
+    def loss(params):
+        """A loss."""
+
+    found = zo.perturb(loss)
+    assert (found.__name__, found.__doc__) == ("loss", "A loss.")
+
+
+def test_any_output_and_no_parameters_at_all():
+    direction = sample(zo.sphere(), PARAMS)
+    out = zo.perturb(lambda p, n: {"n": n, "p": p["s"]})(PARAMS, direction, 0.0, 3)
+    assert out["n"] == 3
+    assert out["p"] == 1.0
+    empty = sample(zo.sphere(), {})
+    assert zo.perturb(lambda p: 2.0)({}, empty, 0.1) == 2.0
+
+
+def test_a_product_of_a_leaf_with_itself():
+    """A variable on both sides of a product, under a distribution of factors."""
+    distribution, params = zo.low_rank(), jnp.arange(6.0).reshape(2, 3)
+    direction = distribution.sample(jax.random.key(0), params)
+    w = np.asarray(
+        params + 0.5 * distribution.materialize(direction, params), np.float64
+    )
+    got = zo.perturb(lambda p: jnp.einsum("ij,kj->ik", p, p))(params, direction, 0.5)
+    np.testing.assert_allclose(got, w @ w.T, rtol=1e-5)
+
+
+# --- Evaluations that wait for one another --------------------------------------
+
+
+def test_layers_one_after_another_wait_for_their_inputs():
+    # Otherwise all perturbed layers would be alive together.
+    params = [jnp.ones((300, 300)), jnp.ones((300, 300))]
+    x = jnp.ones((5, 300))
+    tied = waits(lambda p, x: jnp.tanh(x @ p[0]) @ p[1], zo.gaussian(), params, x)
+    assert sum((5, 300) in shapes for shapes in tied) == 2
+
+
+@pytest.mark.parametrize("unroll", [1, 2])
+def test_a_leaf_used_in_every_step_waits_for_the_step_not_for_its_slice(unroll):
+    # Waiting for the slice would copy it out of its stack; waiting for nothing would
+    # build the leaf before the loop. Steps unrolled are layers one after another.
+    def fun(w, xs):
+        return lax.scan(lambda c, x: (c, x @ w), 0, xs, unroll=unroll)[1]
+
+    w, xs = jnp.ones((300, 300)), jnp.ones((4, 5, 300))
+    tied = waits(fun, zo.rademacher(), w, xs)
+    assert tied
+    assert any((5, 300) in shapes for shapes in tied) == (unroll > 1)

@@ -7,7 +7,7 @@ import pytest
 from jax.experimental import io_callback
 
 import radazo_jax as zo
-from radazo_jax._src import xla
+from radazo_jax._src.base import xla
 from tests.helpers.tables import jit, slow
 
 KEY = jax.random.key(0)
@@ -27,14 +27,7 @@ def test_eight_bits_round_the_perturbed_matrix_once():
         direction = distribution.sample(key, params)
         u = distribution.materialize(direction, params)
         return [
-            (
-                zo.perturb(product)(
-                    params,
-                    direction,
-                    s,
-                ),
-                product(params + s * u),
-            )
+            (zo.perturb(product)(params, direction, s), product(params + s * u))
             for s in (1e-2, 0.1, 0.5)
         ]
 

@@ -1,10 +1,9 @@
 """Functions that JAX does not see: runs, ask/tell, bounds, what a user is told."""
 
+import copy
 import itertools
-import multiprocessing
 import pickle
 import warnings
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import chex
 import jax
@@ -21,12 +20,11 @@ from tests.helpers.black_boxes import (
     fun,
     reference,
     run,
-    spawning,
     traced,
 )
+from tests.helpers.calls import Writer
 from tests.helpers.compare import Hashed
-from tests.helpers.short_runs import called
-from tests.helpers.tables import every, slow
+from tests.helpers.tables import slow
 
 
 def test_is_the_run_of_a_traced_function():
@@ -110,9 +108,6 @@ def bad_values(values):
         told.tell(part)
 
 
-UPPER = np.r_[[1.0] * 5, -3]
-
-
 def told_twice():
     told = zo.ask_tell(START, OPTIMIZER, ESTIMATOR)
     told.ask()
@@ -129,22 +124,6 @@ def not_told():
     zo.ask_tell(START, OPTIMIZER, ESTIMATOR).tell(np.zeros(4))
 
 
-def shut_down():
-    threads = ThreadPoolExecutor(1)
-    threads.shutdown()
-    run(executor=threads)
-
-
-def forking():
-    context = multiprocessing.get_context("fork")
-    run(executor=ProcessPoolExecutor(1, mp_context=context))
-
-
-def not_picklable():
-    with spawning() as processes:
-        run(lambda x: 0.0, executor=processes)
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -157,37 +136,10 @@ def not_picklable():
                 ([np.zeros(())], r"got shape \(\)"),
             ]
         ),
-        *(
-            (lambda options=options: run(**options), error, message)
-            for options, error, message in [
-                ({"executor": 3}, TypeError, "executor must be a concurrent.futures"),
-                ({"timeout": 1.0}, ValueError, r"ThreadPoolExecutor\(1\)"),
-                ({"on_failure": "skip"}, ValueError, "on_failure must be 'drop'"),
-                ({"max_consecutive_failures": 0}, ValueError, "must be an int ≥ 1"),
-                ({"retries": -1}, ValueError, "retries must be an int ≥ 0"),
-                ({"workers": 0}, ValueError, "workers must be an int ≥ 1"),
-                (
-                    {"workers": 1, "executor": map},
-                    ValueError,
-                    "workers must be None if",
-                ),
-                ({"batched": 1}, TypeError, "batched must be True or False"),
-                ({"fun": 3}, TypeError, "loss must be a function"),
-                ({"bounds": (0.5, 1)}, ValueError, "params must lie within bounds"),
-                ({"bounds": (2, -2)}, ValueError, "lower 2.0 and upper -2.0 at params"),
-                ({"bounds": (np.nan, 2)}, ValueError, "got lower nan and upper"),
-                ({"bounds": (-1, UPPER)}, ValueError, r"-3.0.*\[5\]"),
-                ({"bounds": 3.0}, ValueError, "bounds must be a tuple"),
-                ({"bounds": (-1, {"a": 2})}, ValueError, "bounds must be a tuple"),
-            ]
-        ),
         (lambda: bad_values([["a"] * 4]), TypeError, "values must be real numbers"),
         (told_twice, ValueError, "told already"),
         (not_told, ValueError, "must follow an ask"),
         (other_tree, ValueError, "state must be of this optimizer"),
-        (shut_down, ValueError, "executor must be running"),
-        (forking, ValueError, r'get_context\("spawn"\)'),
-        (not_picklable, TypeError, "ThreadPoolExecutor"),
     ],
 )
 def test_bad_input_is_named(call, error, message):
@@ -202,55 +154,33 @@ def test_the_bar_tells_the_best_the_rate_and_failures(capsys):
     assert all(f"{name}=" in shown for name in ("best", "evaluations/s", "failed"))
 
 
-def test_a_function_that_fails_at_most_points_is_warned_about():
-    calls = itertools.count()
-
-    def fails(x):
-        if next(calls) % 6 >= 2:
-            raise OSError("no license")
-        return float(x @ x)
-
-    with pytest.warns(UserWarning, match="fun failed at 20 of 30 points.*OSError"):
-        run(fails, np.ones(3, np.float32), 5, zo.forward_difference(Hashed(), 5))
+METHOD = zo.radazo(1e-2), zo.forward_difference(Hashed(), num_directions=1)
 
 
-def calls_with(start):
-    """Calls each function that accepts a start."""
-    options = {"num_steps": 1, "progress": False}
-    methods = zo.radazo(1e-2), zo.forward_difference(Hashed(), num_directions=1)
-    return {
-        "train": lambda: zo.train(jnp.sum, start, *methods, **options),
-        "black box": lambda: called(np.sum, start, *methods, **options),
-        "ask_tell": lambda: zo.ask_tell(start, *methods),
-        "diagnose": lambda: zo.diagnose(np.sum, start, methods[1]),
-    }
-
-
-@pytest.mark.parametrize("name", ["train", slow("diagnose")])
-def test_float64_that_becomes_float32_is_noted_at_the_line_of_the_call(name):
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda start: zo.train(jnp.sum, start, *METHOD, num_steps=1, progress=False),
+        slow(lambda start: zo.diagnose(np.sum, start, METHOD[1])),
+    ],
+)
+def test_float64_that_becomes_float32_is_noted_at_the_line_of_the_call(call):
     with warnings.catch_warnings(record=True) as noted:
         warnings.resetwarnings()  # Python's default: once for each line.
         warnings.simplefilter("default")
         for _ in range(2):
-            calls_with(np.zeros(3))[name]()
+            call(np.zeros(3))
     (note,) = noted
     assert note.category is UserWarning and note.filename == __file__
     for words in ("params is float64", "float32", "jax_enable_x64"):
         assert words in str(note.message)
-
-
-@pytest.mark.parametrize("name", ["black box", "ask_tell"])
-def test_float64_of_black_boxes_is_kept(name):
-    params = calls_with(np.zeros(3))[name]().params
-    assert params.dtype == np.float64
-
-
-@pytest.mark.parametrize("name", every(calls_with(None), "train", "black box"))
-def test_other_dtypes_are_not_noted(name):
-    """Warnings are errors here. A Python number is no float64."""
-    calls_with(np.zeros(3, np.float32))[name]()
+    call(np.zeros(3, np.float32))  # Warnings are errors in tests.
     with jax.enable_x64(True):
-        calls_with(np.zeros(3))[name]()
+        call(np.zeros(3))
+
+
+def test_float64_of_values_from_elsewhere_is_kept():
+    assert zo.ask_tell(np.zeros(3), *METHOD).params.dtype == np.float64
 
 
 def test_the_array_that_becomes_float32_is_named():
@@ -258,3 +188,33 @@ def test_the_array_that_becomes_float32_is_named():
     init = zo.solver(lambda tree: jnp.sum(tree["b"]), *methods).init
     with pytest.warns(UserWarning, match=r"params\['b'\] is float64"):
         init({"a": 1.0, "b": np.ones(2), "c": np.ones(2)}, 0)
+
+
+def test_candidates_belong_to_the_caller():
+    """So does the start: the state of `ask_tell` is a copy of both."""
+    x = np.linspace(-1, 1, 6, dtype=np.float32)
+    template = {"a": [x, x[:4].reshape(2, 2)], "b": {"c": x[:3]}}
+    writer = Writer("empty")
+    states = []
+    for writes in (False, True):
+        # JAX may share the memory of some NumPy arrays, depending on their address.
+        starts = [jax.tree.map(np.copy, template) for _ in range(30)]
+        for start in starts:
+            told = zo.ask_tell(start, OPTIMIZER, ESTIMATOR)
+            if writes:
+                jax.tree.map(lambda x: x.fill(9), start)
+            chex.assert_trees_all_equal(told.params, template)
+        for _ in range(3):
+            candidates = told.ask()
+            kept = jax.tree.map(np.copy, candidates)
+            points = [jax.tree.map(lambda x, i=i: x[i], candidates) for i in range(4)]
+            values = [
+                writer(point if writes else copy.deepcopy(point)) for point in points
+            ]
+            again = told.ask()
+            told.tell(values)
+            if writes:
+                jax.tree.map(lambda x: x.fill(9), candidates)
+            chex.assert_trees_all_equal(again, kept)
+        states.append(told.state)
+    chex.assert_trees_all_equal(*states)

@@ -3,7 +3,6 @@
 import itertools
 
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,68 +15,11 @@ from tests.helpers.black_boxes import (
     START,
     STEPS,
     fun,
-    reference,
     run,
     traced,
 )
-from tests.helpers.tables import jit
 
 METHOD = OPTIMIZER, ESTIMATOR
-
-
-@jit
-def asked(key):
-    points, _ = ESTIMATOR.points(zo.estimators.Draw.once(key), START, ())
-    return points, zo.estimators.candidates(points, START)
-
-
-@jit
-def reduced(points, values):
-    estimate, _ = ESTIMATOR.reduce(points, points.split(values), START, ())
-    return estimate, estimate.gradient.materialize(START)
-
-
-NONE = [float("nan"), float("inf"), "text", np.ones(2), None, {}]
-
-
-@pytest.mark.parametrize("bad", NONE, ids=str)
-def test_what_is_not_a_number_is_dropped(bad):
-    """The estimate is the mean over the other directions."""
-    calls = itertools.count()
-
-    def sometimes(x):
-        return bad if next(calls) == 2 else fun(x)
-
-    result = run(sometimes, steps=1)
-    assert result.state.failures.evaluations == 1
-    key = jax.random.split(jax.random.fold_in(jax.random.key(0), 0))[0]
-    points, candidates = asked(key)
-    values = np.array([fun(x) for x in candidates], np.float64)
-    # Of the points 0 (θ), 1, 2 and 3, the third call is of the second direction.
-    u = (np.asarray(candidates, np.float64)[1:] - START) / 0.5
-    slopes = (values[1:] - values[0]) / 0.5
-    expected = 1 / 2 * (slopes[0] * u[0] + slopes[2] * u[2])
-    found = jnp.asarray(np.where(np.arange(4) == 2, np.nan, values), jnp.float32)
-    estimate, gradient = reduced(points, found)
-    np.testing.assert_allclose(gradient, expected, rtol=1e-4)
-    assert estimate.num_values == 3
-
-
-@pytest.mark.parametrize("library", [np, jnp])
-@pytest.mark.parametrize("shape", [(1,), (1, 1)])
-def test_an_array_of_one_element_is_a_number(library, shape):
-    """Sums with `keepdims=True` return such arrays."""
-    result = run(lambda x: library.full(shape, fun(x), np.float32))
-    chex.assert_trees_all_equal(result.state, reference().state)
-
-
-def test_an_array_of_several_elements_is_described_by_its_shape():
-    message = r"got an array of shape \(3,\) and dtype float64, not a number"
-    with pytest.raises(zo.RunError, match=message):
-        run(lambda x: np.ones(3), on_failure="raise")
-    message = r"got an array of shape \(3, 1\) and dtype float64 for 4 points"
-    with pytest.raises(zo.RunError, match=message):
-        run(lambda x: np.ones((3, 1)), on_failure="raise", batched=True)
 
 
 def states_of_steps(failing):
@@ -143,19 +85,6 @@ def test_a_failure_is_that_of_all_points_that_are_the_same():
     assert found.failures == dict.fromkeys((0, 1), "ValueError: not here")
 
 
-def test_retries_evaluate_the_same_point_again():
-    failed = {}
-
-    def flaky(x):
-        if failed.setdefault(x.tobytes(), 0) < 2:
-            failed[x.tobytes()] += 1
-            raise OSError("no answer")
-        return fun(x)
-
-    result = run(flaky, retries=2)
-    chex.assert_trees_all_equal(result.state, reference().state)
-
-
 def compiled_without_values(**options):
     def fun(x):
         return jnp.sum(x) * jnp.nan
@@ -173,6 +102,8 @@ def test_too_many_failures_end_the_run_with_its_state():
     with pytest.raises(zo.RunError, match=r"in 3 steps in a row") as caught:
         compiled_without_values(max_consecutive_failures=3)
     assert caught.value.state.step == 3
+    with pytest.raises(zo.RunError, match="at step 0"):
+        compiled_without_values(on_failure="raise")
     result = run(state=caught.value.state)
     assert result.state.step == 3 + STEPS
 
@@ -188,17 +119,3 @@ def test_a_value_beyond_float32_has_failed():
     ) as error:
         run(penalized, max_consecutive_failures=2)
     assert error.value.state.failures.evaluations == 2 * 3
-
-
-def test_raise_ends_the_run_at_the_first_failure():
-    calls = []
-
-    def broken(x):
-        calls.append(x)
-        return "text" if len(calls) == 7 else fun(x)
-
-    with pytest.raises(zo.RunError, match="returned 'text' of type str"):
-        run(broken, on_failure="raise")
-    assert len(calls) == 8
-    with pytest.raises(zo.RunError, match="at step 0"):
-        compiled_without_values(on_failure="raise")

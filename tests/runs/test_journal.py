@@ -1,8 +1,6 @@
-"""Journals: written, damaged, gone on with, rebuilt."""
+"""Journals of steps: continued and rebuilt. See `test_files.py` for damaged ones."""
 
 import json
-import resource
-import signal
 import subprocess
 import sys
 import warnings
@@ -53,6 +51,20 @@ def test_goes_on_where_the_file_ends(call, tmp_path):
         assert parts.best.number == whole.best.number
         assert parts.num_evaluations == whole.num_evaluations
         np.testing.assert_array_equal(parts.best.params, whole.best.params)
+
+
+def test_is_resumed_wherever_it_is_cut(tmp_path):
+    path = tmp_path / "run.jsonl"
+    whole, content = run(path, 6), path.read_bytes()
+    for size in np.linspace(0, len(content), 12, dtype=int):
+        path.write_bytes(content[:size])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*its last line was not complete")
+            chex.assert_trees_all_equal(run(path, 6).state, whole.state)
+        # The file is whole again, except for the seconds.
+        again = [json.loads(line) for line in path.read_bytes().splitlines()]
+        for line, first in zip(again[1:], content.splitlines()[1:], strict=True):
+            assert line["values"] == json.loads(first)["values"]
 
 
 def test_both_drivers_write_the_same_values(tmp_path):
@@ -146,82 +158,6 @@ def test_is_small(tmp_path):
     assert size[0] + 20_000 * (max(size[1:]) + 4) < 3e6
 
 
-@pytest.fixture(scope="module")
-def states(tmp_path_factory):
-    """A journal of twelve steps, and the state before each and after the last."""
-    path = tmp_path_factory.mktemp("journal") / "run.jsonl"
-    found = [zo.ask_tell(START, OPTIMIZER, ESTIMATOR).state]
-
-    def keep(report):
-        found.append(report.state)
-
-    run(path, 12, callback=keep)
-    return path.read_bytes(), found
-
-
-def refused_or_right(content, path, states):
-    """Whether a file is refused, or gives a state of the run; the latter's step."""
-    path.write_bytes(content)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            state = zo.replay(path, START, OPTIMIZER, ESTIMATOR)
-    except ValueError as error:
-        assert "journal" in str(error)
-        return None
-    chex.assert_trees_all_equal(state.params, states[int(state.step)].params)
-    return int(state.step)
-
-
-@pytest.mark.slow
-def test_is_resumed_wherever_it_is_cut(states, tmp_path):
-    content, states = states
-    path = tmp_path / "run.jsonl"
-    ends = [i for i, byte in enumerate(content) if byte == ord("\n")]
-    for size in range(len(content) - 120, len(content) + 1):
-        complete = sum(end < size for end in ends) - 1
-        assert refused_or_right(content[:size], path, states) == complete
-    path.write_bytes(content[:-5])
-    with pytest.warns(UserWarning, match="its last line was not complete"):
-        chex.assert_trees_all_equal(run(path, 12).state, states[-1])
-    # The file is whole again, except for the seconds.
-    again = [json.loads(line) for line in path.read_bytes().splitlines()]
-    assert [line["values"] for line in again[1:]] == [
-        json.loads(line)["values"] for line in content.splitlines()[1:]
-    ]
-
-
-@pytest.mark.parametrize("every_nth", [37, slow(5)])
-def test_a_changed_byte_never_gives_another_run(every_nth, states, tmp_path):
-    content, states = states
-    path = tmp_path / "run.jsonl"
-    for i in range(0, len(content), every_nth):
-        changed = bytearray(content)
-        changed[i] ^= 1 << (i % 8)
-        step = refused_or_right(bytes(changed), path, states)
-        # The end of the last line is its last byte: without it, the line is cut.
-        assert step is None or (i == len(content) - 1 and step == 11)
-
-
-def test_a_full_disk_ends_the_run_with_its_state(tmp_path):
-    """Files are limited to 700 bytes: a line is cut, and taken back."""
-    path = tmp_path / "run.jsonl"
-    whole = run(tmp_path / "whole.jsonl", 6)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (700, hard))
-    try:
-        with pytest.raises(zo.RunError, match="File too large") as caught:
-            run(path, 6)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, previous)
-    done = int(caught.value.state.step)
-    assert 0 < done < 6
-    assert len(lines(path)) == 1 + done
-    chex.assert_trees_all_equal(run(path, 6).state, whole.state)
-
-
 def of_another_optimizer(path):
     zo.replay(path, START, zo.radazo(1e-2), ESTIMATOR)
 
@@ -274,13 +210,6 @@ def test_journals_of_other_runs_are_refused(call, message, tmp_path):
     with pytest.raises((ValueError, OSError), match=message) as caught:
         call(path)
     assert "journal" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_bounds_are_the_same_however_they_are_given(tmp_path):
-    path = tmp_path / "run.jsonl"
-    run(path, 2, bounds=(-9.0, 9.0))
-    bounds = np.full(6, -9.0), [9] * 6
-    assert len(run(path, 3, bounds=bounds).values) == 3
 
 
 def test_other_machines_are_rebuilt_up_to_rounding_if_asked(tmp_path):

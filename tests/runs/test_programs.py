@@ -1,4 +1,4 @@
-"""Programs are shared by equal traces, and by no others."""
+"""Programs are shared by equal traces, by no others, and see what has changed."""
 
 import dataclasses
 import gc
@@ -13,17 +13,18 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import radazo_jax as zo
-from radazo_jax._src import programs
-from tests.helpers.short_runs import METHOD
+from radazo_jax._src.base import programs
+from tests.helpers.compiled import compilations
+from tests.helpers.short_runs import METHOD, START, run
 from tests.helpers.short_runs import traced as traced_run
-from tests.helpers.tables import every, mesh_of
+from tests.helpers.tables import every, mesh_of, slow
 
 X = jnp.array([0.5, -1.0, 2.0], jnp.float32)
 NAN = np.array([0x7FC00001, 0x7FC00002], np.uint32).view(np.float32)
 
 
 def trace(fun, *args):
-    return jax.tree.structure(programs.traced(fun, *(args or (X,))))
+    return jax.tree.structure(programs.trace(fun, *(args or (X,))))
 
 
 def apply(run, *args):
@@ -31,7 +32,7 @@ def apply(run, *args):
 
 
 def outcome(fun, *args):
-    traced = programs.traced(fun, *args)
+    traced = programs.trace(fun, *args)
     return programs.of(apply, traced, *args)(*args)
 
 
@@ -248,7 +249,7 @@ def test_custom_derivatives_count_once_something_differentiates(kind):
 
     def at(factor):
         fun = kind(lambda t: factor * t)
-        traced = programs.traced(lambda x: fun(x), X)
+        traced = programs.trace(lambda x: fun(x), X)
         return programs.of(derivative, traced, X)
 
     np.testing.assert_array_equal(at(2.0)(X), np.full(3, 2))
@@ -290,7 +291,7 @@ def test_under_a_mesh_arrays_are_a_part_of_the_program():
 
 def test_another_precision_is_rounded_to_that_of_the_trace():
     x = X.astype(jnp.bfloat16)
-    traced = programs.traced(lambda x: x * x, x)
+    traced = programs.trace(lambda x: x * x, x)
     found = traced(x.astype(jnp.float32) + 1e-4)
     assert found.dtype == jnp.bfloat16
     np.testing.assert_array_equal(found, x * x)
@@ -309,7 +310,7 @@ def test_dropped_programs_are_freed(monkeypatch):
     monkeypatch.setattr(programs, "_MOST", 3)
 
     def run(k):
-        traced = programs.traced(lambda x: x * (k + 1.0), X)
+        traced = programs.trace(lambda x: x * (k + 1.0), X)
         found = programs.of(apply, traced, X)
         found(X)
         return weakref.ref(found.func)
@@ -338,5 +339,141 @@ def test_errors_of_a_function_are_its_own():
         raise ZeroDivisionError("of the user")
 
     with pytest.raises(ZeroDivisionError, match="of the user") as caught:
-        programs.traced(fun, X)
+        programs.trace(fun, X)
     assert caught.traceback[-1].name == "fun"
+
+
+# --- The function as it is now --------------------------------------------------
+
+
+def first_value(loss, **options):
+    """The loss at the start, which is three times its factor."""
+    return float(traced_run(loss, num_steps=1, **options).values[0])
+
+
+class Problem:
+    """A loss that reads an attribute."""
+
+    def __init__(self, factor=1.0):
+        self.factor = factor
+
+    def loss(self, p):
+        return self.factor * jnp.sum(p**2)
+
+    def on_the_host(self, p):
+        """The factor is a constant of the callback, which does not read it again."""
+        factor, shape = np.float32(self.factor), jax.ShapeDtypeStruct((), jnp.float32)
+
+        def callback(x):
+            return factor * np.sum(np.square(x), dtype=np.float32)
+
+        return jax.pure_callback(callback, shape, p, vmap_method="sequential")
+
+
+def by_object(take):
+    """The loss is a part of a problem, an attribute of which changes."""
+
+    def make(monkeypatch):
+        problem = Problem()
+        return take(problem), lambda: setattr(problem, "factor", -1.0)
+
+    return make
+
+
+def by_array(monkeypatch):
+    factors = np.ones(3, np.float32)
+
+    def loss(p):
+        return jnp.sum(factors * p**2)
+
+    return loss, lambda: np.negative(factors, out=factors)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(by_object(lambda problem: problem.loss), id="method"),
+        pytest.param(by_object(lambda problem: problem.on_the_host), id="callback"),
+        slow(by_array, id="array"),
+    ],
+)
+def test_the_same_function_is_used_as_it_is_now(kind, monkeypatch):
+    loss, change = kind(monkeypatch)
+    assert first_value(loss) == 3
+    change()
+    assert first_value(loss) == -3
+
+
+@pytest.mark.slow
+def test_sample_is_used_as_it_is_now():
+    def loss(p, factor):
+        return factor * jnp.sum(p**2)
+
+    def sample(key):
+        return factors[0] + 0 * jax.random.uniform(key)
+
+    factors = [1.0]
+    assert first_value(loss, sample=sample) == 3
+    factors[0] = -1.0
+    assert first_value(loss, sample=sample) == -3
+
+
+def test_value_and_grad_uses_its_function_as_it_is_now():
+    problem = Problem()
+    function = zo.value_and_grad(problem.loss, METHOD[1])
+    assert function(jax.random.key(0), START)[0] == 3
+    problem.factor = -1.0
+    assert function(jax.random.key(0), START)[0] == -3
+
+
+# --- Compilations ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", [traced_run, slow(run)])
+def test_equal_new_arguments_compile_nothing(call, caplog):
+    """The function, if it is traced, the optimizer, and the estimator."""
+
+    def again(rate=1e-2, num_steps=3):
+        fun = {"fun": lambda p: jnp.sum(jnp.cos(p))} if call is traced_run else {}
+        estimator = zo.forward_difference(zo.rademacher(), num_directions=2)
+        method = zo.radazo(rate), estimator
+        return call(num_steps=num_steps, method=method, **fun)
+
+    first = again()
+    with compilations(caplog) as found:
+        second = again()
+        again(num_steps=11)
+    assert not found
+    np.testing.assert_array_equal(first.params, second.params)
+    with compilations(caplog) as found:
+        again(rate=2e-2)
+    assert found
+
+
+@pytest.mark.slow
+def test_another_learning_rate_on_minibatches_compiles_nothing(caplog):
+    """The rate that is measured, and the number of steps, are inputs."""
+
+    def untuned(scale, num_steps):
+        return traced_run(
+            lambda x, noise: jnp.sum((x - noise) ** 2),
+            jnp.full(3, scale),
+            num_steps,
+            (None, zo.forward_difference(zo.rademacher(), 4, smoothing=5e-3)),
+            sample=lambda key: jax.random.normal(key, (3,)),
+        ).learning_rate.learning_rate
+
+    first = untuned(3.0, 5)
+    with compilations(caplog) as found:
+        assert untuned(30.0, 8) > 2 * first
+    assert not found
+
+
+@pytest.mark.parametrize("jit", [lambda x: x, slow(jax.jit)], ids=["plain", "jit"])
+def test_value_and_grad_compiles_once(jit, caplog):
+    function = jit(zo.value_and_grad(lambda p: jnp.sum(p**2), METHOD[1]))
+    keys, params = jax.random.split(jax.random.key(0)), jnp.ones(3)
+    function(keys[0], params)
+    with compilations(caplog) as found:
+        function(keys[1], params)
+    assert not found

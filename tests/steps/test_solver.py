@@ -1,4 +1,4 @@
-"""`solver`: pure steps, under all transformations of JAX, equal to `minimize`."""
+"""`solver`: pure steps, under all transformations of JAX, equal to `train`."""
 
 import functools
 import itertools
@@ -7,11 +7,12 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import radazo_jax as zo
 from tests.helpers.compare import Hashed
-from tests.helpers.short_runs import traced
+from tests.helpers.short_runs import METHOD, START, traced, traced_square
 from tests.helpers.tables import every, mesh_of, slow
 
 PARAMS = {"w": jnp.linspace(-1.0, 1.0, 6).reshape(2, 3), "b": jnp.ones(2)}
@@ -45,11 +46,7 @@ def scanned(step, state, num=STEPS):
 
 @pytest.mark.parametrize(
     ("name", "minibatches"),
-    [
-        ("radazo", False),
-        slow("radazo", True),
-        slow("replayed", False),
-    ],
+    [("radazo", False), slow("radazo", True), slow("replayed", False)],
 )
 def test_takes_the_steps_of_minimize_bit_for_bit(name, minibatches):
     method = METHODS[name]()
@@ -220,13 +217,155 @@ def test_states_of_other_runs_are_refused():
 def test_bad_arguments():
     with pytest.raises(TypeError, match="fun must be a function of params"):
         zo.solver(3.0, *RADAZO)
-    with pytest.raises(TypeError, match="optimizer must be an Optax transformation"):
-        zo.solver(loss, RADAZO[1], RADAZO[1])
-    with pytest.raises(TypeError, match="estimator must be a GradientEstimator"):
-        zo.solver(loss, RADAZO[0], RADAZO[0])
     init, step = zo.solver(loss, *RADAZO, sample=sample)
     message = "step must get no batch if sample draws it; got 1 further arguments"
     with pytest.raises(TypeError, match=message):
         step(init(PARAMS, 0), jnp.zeros(()))
     with pytest.raises(TypeError, match="params must hold real floating-point"):
         init({"w": jnp.arange(3)}, 0)
+
+
+# --- Auxiliary values -----------------------------------------------------------
+
+
+def stepped(fun, **options):
+    init, step = zo.solver(fun, *METHOD, **options)
+    state, info = jax.jit(step)(init(START, jax.random.key(0)))
+    return state.params, info.value
+
+
+def minimized(fun, **options):
+    result = traced(fun, **options)
+    return result.params, result.values
+
+
+@pytest.mark.parametrize("call", [stepped, minimized])
+def test_an_auxiliary_value_changes_no_step(call):
+    found = call(lambda p: (traced_square(p), {"largest": jnp.max(p)}), has_aux=True)
+    for x, expected in zip(found, call(traced_square), strict=True):
+        np.testing.assert_array_equal(x, expected)
+
+
+def test_the_auxiliary_value_of_a_step_is_in_its_info():
+    """It is the one at the first point, θ."""
+    init, step = zo.solver(
+        lambda p: (traced_square(p), {"largest": jnp.max(p)}), *METHOD, has_aux=True
+    )
+    _, info = jax.jit(step)(init(START, jax.random.key(0)))
+    assert info.aux["largest"] == np.max(START)
+
+
+def test_a_function_without_a_pair_is_named():
+    for call in (stepped, minimized):
+        with pytest.raises(TypeError, match="must return a pair"):
+            call(traced_square, has_aux=True)
+
+
+# --- The paper's algorithms -----------------------------------------------------
+
+
+DIMENSION = 12
+CURVATURES = np.linspace(0.5, 3.0, DIMENSION)
+
+
+def quadratic(x):
+    return 0.5 * jnp.sum(CURVATURES.astype(x.dtype) * x**2)
+
+
+def quadratic64(x):
+    return 0.5 * np.sum(CURVATURES * x**2)
+
+
+@pytest.mark.parametrize("refined", [True, False], ids=["algorithm 2", "algorithm 1"])
+def test_the_papers_algorithms_end_to_end(refined):
+    """Algorithms 1 and 2 with eq. (2), transcribed in float64."""
+    b1, b2, zeta, eta, mu, num = 0.9, 0.99, 1e-8, 1e-2, 0.1, 4
+    distribution = zo.sphere()
+    optimizer = (zo.radazo if refined else zo.zo_adamm)(eta, b1, b2, zeta)
+    value_and_grad = zo.value_and_grad(
+        quadratic, zo.forward_difference(distribution, num, mu)
+    )
+    key = jax.random.key(0)
+
+    @jax.jit
+    def step(x, state, t):
+        _, gradient = value_and_grad(jax.random.fold_in(key, t), x)
+        updates, state = optimizer.update(gradient, state, x)
+        return optax.apply_updates(x, updates), state
+
+    @jax.jit
+    def directions(t):
+        keys = [jax.random.fold_in(jax.random.fold_in(key, t), k) for k in range(num)]
+        like = jnp.zeros(DIMENSION)
+        return [
+            distribution.materialize(distribution.sample(k, like), like) for k in keys
+        ]
+
+    x = jnp.ones(DIMENSION)
+    state = optimizer.init(x)
+    theta = np.ones(DIMENSION)
+    m, v = np.zeros(DIMENSION), np.zeros(DIMENSION)
+    for t in range(30):
+        us = [np.asarray(u, np.float64) for u in directions(t)]
+        base = quadratic64(theta)
+        g = (
+            DIMENSION
+            / num
+            * sum((quadratic64(theta + mu * u) - base) / mu * u for u in us)
+        )
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * (m if refined else g) ** 2
+        theta = theta - eta * m / np.sqrt(v + zeta)
+        x, state = step(x, state, t)
+        # float32 rounding of the differences, amplified by 1/μ, is what remains.
+        np.testing.assert_allclose(x, theta, atol=5e-4)
+    assert quadratic64(theta) < 0.6 * quadratic64(np.ones(DIMENSION))
+
+
+# --- States whose dtypes change, and derivatives --------------------------------
+
+
+# Their hyperparameters are arrays of float32, which moments in bfloat16 turn to.
+CHANGING = ["adam", "amsgrad", "lamb", "lion"]
+
+
+def loss_of_two(p):
+    return jnp.sum(p["a"].astype(jnp.float32) ** 2) + jnp.sum(p["b"] ** 2)
+
+
+def of_two_dtypes(optimizer):
+    start = {"a": jnp.ones(4, jnp.bfloat16), "b": jnp.ones(4, jnp.float32)}
+    estimator = zo.forward_difference(Hashed(), 2, smoothing=0.1)
+    with jax.numpy_dtype_promotion("standard"):  # As Optax's moments need it.
+        return traced(loss_of_two, start, 2, (optimizer, estimator))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGING)
+def test_states_that_change_their_dtype_run_or_are_named(name):
+    optimizer = optax.inject_hyperparams(getattr(optax, name))(learning_rate=1e-3)
+    try:
+        result = of_two_dtypes(optimizer)
+    except TypeError as error:
+        assert "optimizer must" in str(error) and "while_loop" not in str(error)
+    else:
+        assert result.params["a"].dtype == jnp.bfloat16 and len(result.values) == 2
+
+
+@pytest.mark.parametrize("derivative", [jax.grad, slow(jax.jacfwd)])
+def test_a_step_of_zo_sgd_is_differentiable(derivative):
+    """The derivatives by the scale of the start, and by the rate."""
+
+    @jax.jit
+    def final(x):
+        scale, rate = x
+        init, step = zo.solver(lambda p: jnp.sum(p**2), zo.zo_sgd(rate), METHOD[1])
+        state, _ = step(init(scale * jnp.ones(3), jax.random.key(0)))
+        return jnp.sum(state.params**2)
+
+    with jax.enable_x64(True):
+        # Central differences of a quadratic are exact, up to the rounding of the
+        # loss to float32, divided by the distances: 2⁻²⁴ / (5e-3 · 0.05) = 2e-4.
+        x, h = jnp.array([1.0, 0.1]), 0.05
+        expected = [(final(x + h * d) - final(x - h * d)) / (2 * h) for d in jnp.eye(2)]
+        np.testing.assert_allclose(derivative(final)(x), expected, rtol=1e-3)

@@ -103,22 +103,16 @@ GPUS = {
     ),
 }
 
-# Products are cuBLAS's, unless the name ends in this.
-_TRITON = "_triton"
-TARGETS = tuple(name + suffix for suffix in ("", _TRITON) for name in GPUS)
+# Products are cuBLAS's.
+OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 _PLUGIN, _ASSEMBLER = "jax-cuda13-plugin", "nvidia-cuda-nvcc>=13,<14"
-
-
-def options(target: str) -> dict[str, bool]:
-    """The options of the compiler for a target."""
-    return {"xla_gpu_enable_triton_gemm": target.endswith(_TRITON)}
 
 
 def devices(target: str, shape: str = "1x1x1") -> list[Any]:
     """The devices of a target, which need not exist.
 
     Args:
-      target: A name in `TARGETS`.
+      target: A name in `GPUS`.
       shape: Numbers of slices, of hosts per slice, and of GPUs per host.
 
     Raises:
@@ -126,7 +120,7 @@ def devices(target: str, shape: str = "1x1x1") -> list[Any]:
     """
     _check_plugin()
     jax.config.update("jax_platforms", "cpu")
-    gpu = GPUS[target.removesuffix(_TRITON)]
+    gpu = GPUS[target]
     return topologies.get_topology_desc(
         platform="cuda", target_config=gpu.target_config(), topology=shape
     ).devices

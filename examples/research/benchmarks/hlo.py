@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 COLLECTIVES = (
@@ -254,22 +253,13 @@ def facts(compiled: Any) -> dict[str, Any]:
     """Returns what a program sends, computes and holds on one of its devices."""
     program = Program(compiled.as_text())
     sent = program.collectives()
-    devices = {
-        device.device_kind
-        for output in jax.tree.leaves(compiled.output_shardings)
-        for device in output.device_set
-    }
     memory = compiled.memory_analysis()
     return {
-        "devices": sorted(devices),
         "host_transfers": program.host_transfers(),
         "sent_bytes": program.sent_bytes(),
         "largest_bytes": max((s.num_bytes for s in sent), default=0),
         "product_flops": program.product_flops(),
         "elementwise": program.elementwise_operations(),
-        # The GPU compiler has no such analysis.
-        "cost_analysis_flops": (compiled.cost_analysis() or {}).get("flops"),
-        "aliased_bytes": memory.alias_size_in_bytes,
         "peak_bytes": memory.peak_memory_in_bytes,
     }
 

@@ -23,12 +23,13 @@ import optax
 from jax import lax
 
 import radazo_jax as zo
+from benchmarks.programs import step_of
 from benchmarks.timing import (
     Step,
     evosax,
+    key_of,
     medians,
     naive,
-    ours,
     scanned,
 )
 from common import options
@@ -111,7 +112,8 @@ def floor_step(work: Work, tx: optax.GradientTransformationExtraArgs) -> Step:
 
 def our_step(work: Work, distribution: zo.Distribution) -> Step:
     estimator = zo.forward_difference(distribution, NUM_DIRECTIONS, SMOOTHING)
-    return ours(lambda p: work.loss(p, work.x), estimator, zo.radazo(LEARNING_RATE))
+    step = step_of(work.loss, estimator, zo.radazo(LEARNING_RATE))
+    return lambda carry, i: step(*carry, key_of(i), work.x)[:2]
 
 
 def measure(name: str, repeats: int) -> list[dict[str, Any]]:

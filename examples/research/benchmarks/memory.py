@@ -23,9 +23,7 @@ from typing import Any
 import click
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 from jax.sharding import PartitionSpec
-from matplotlib.ticker import NullFormatter
 
 import radazo_jax as zo
 from benchmarks import gpus, models
@@ -38,7 +36,7 @@ from benchmarks.programs import (
     placed,
     step_of,
 )
-from common import figures, options
+from common import options
 from common.campaign import Campaign, Case, campaign
 from common.distributions import DISTRIBUTIONS
 
@@ -137,7 +135,6 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     A table for each model, and of the TPU's peak, has a row a distribution and a column
     a run: in percent of the forward pass for the decoders, in layers for the others.
     """
-    made: list[dict[str, Any]] = []
     tables: dict[tuple[str, str], dict[str, Any]] = {}
     forward = {
         (row["platform"], row["model"]): row for row in rows if row["run"] == "forward"
@@ -148,7 +145,6 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         beyond, peak = (
             row[of] - base[of] - row["moments_bytes"] for of in ("bytes", "peak_bytes")
         )
-        made.append(row | {"beyond/layer": beyond / layer})
         column = f"{run}_K={k}" if k else run.replace("naive", "by_hand")
         amounts = {"": ("bytes", beyond), "_peak": ("peak_bytes", peak)}
         for suffix, (of, amount) in amounts.items():
@@ -159,72 +155,29 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     (name, distribution), {"table": name, "distribution": distribution}
                 )
                 cells[column] = amount / unit
-    return [*made, *tables.values()]
-
-
-def plot(content: dict[str, Any]) -> plt.Figure:
-    """Draws the memory of runs beyond the forward pass, a panel for each model."""
-    rows = [row for row in content["rows"] if "run" in row and row["distribution"]]
-    models = list(dict.fromkeys((row["platform"], row["model"]) for row in rows))
-    runs = list(dict.fromkeys((row["run"], row["K"]) for row in rows))
-    size = (1.5 + 3.4 * len(models), 3.2)
-    figure, [all_axes] = figures.panels(1, len(models), size, sharey=True)
-    for axes, (platform, model) in zip(all_axes, models, strict=True):
-        for i, (run, k) in enumerate(runs):
-            wanted = {"platform": platform, "model": model, "run": run, "K": k}
-            found = [row for row in rows if wanted.items() <= row.items()]
-            label = "copies by tree_map" if run == "naive" else run
-            axes.scatter(
-                [max(row["beyond/layer"], 1e-3) for row in found],
-                [
-                    list(DISTRIBUTIONS).index(row["distribution"]) + (i - 2.5) / 9
-                    for row in found
-                ],
-                marker="xo^^ss"[i % 6],
-                color=f"C{i}",
-                label=f"{label}, K={k}" if k else label,
-                s=22,
-            )
-        axes.set(
-            title=f"{platform} {model}", xscale="log", yticks=range(len(DISTRIBUTIONS))
-        )
-        axes.set(
-            yticklabels=list(DISTRIBUTIONS), xlabel="layers beyond forward (+ moments)"
-        )
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    all_axes[0].invert_yaxis()
-    figures.legend(figure, all_axes[0], 3)
-    return figure
+    return [*rows, *tables.values()]
 
 
 @campaign(__doc__)
 @click.option("--platform", type=click.Choice(list(MODELS)), default="cpu")
-@options.some("--targets", of=gpus.TARGETS, text="GPUs, of the platform gpu")
-@click.option(
-    "--models",
-    type=click.Choice(sorted({name for names in MODELS.values() for name in names})),
-    multiple=True,
-    help="By default, all of the platform; can be repeated.",
+@options.listed("--targets", of=gpus.GPUS, text="GPUs, of the platform gpu")
+@options.listed(
+    "--models", of=dict.fromkeys(n for of in MODELS.values() for n in of), text="Models"
 )
-@click.option(
-    "--directions",
-    type=options.COUNT,
-    multiple=True,
-    default=[1, 8],
-    help="Numbers of directions; can be repeated.",
-)
-@options.some("--runs", of=["naive", "perturb", *OPTIMIZERS], text="Programs")
+@options.listed("--directions", text="Numbers of directions", default="1,8")
+@options.listed("--runs", of=["naive", "perturb", *OPTIMIZERS], text="Programs")
 def main(
     platform: str,
     targets: Sequence[str],
     models: Sequence[str],
-    directions: Sequence[int],
+    directions: Sequence[str],
     runs: Sequence[str],
 ) -> Campaign:
-    names = models or list(MODELS[platform])
+    names = [name for name in MODELS[platform] if name in models]
+    counts = [int(number) for number in directions]
     chosen = targets if platform == "gpu" else [platform]
     programs = [
-        case for target in chosen for case in cases(target, names, directions, runs)
+        case for target in chosen for case in cases(target, names, counts, runs)
     ]
     return Campaign(programs, derived, {"device": compiled_for(chosen)})
 

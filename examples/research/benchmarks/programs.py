@@ -53,7 +53,7 @@ def alone(target: str) -> tuple[Mesh, dict[str, Any] | None]:
         device = tpu_topology(_CHIPS[target], (1, 1, 1))[0]
     else:
         device = gpus.devices(target)[0]
-    options = gpus.options(target) if target in gpus.TARGETS else None
+    options = gpus.OPTIONS if target in gpus.GPUS else None
     return Mesh(np.array([device]), ("one",)), options
 
 

@@ -147,7 +147,7 @@ def parameter_spec(leaf: Any) -> P:
 def compiled_case(platform: str, case: Case) -> Any:
     """The program of a case, compiled for its mesh."""
     mesh = mesh_for(platform, case.spread)
-    options = gpus.options(GPU) if platform == "gpu" else None
+    options = gpus.OPTIONS if platform == "gpu" else None
     model = decoder(platform, case)
     params = placed(model.params, mesh, parameter_spec)
     batch = placed(model.batch, mesh, lambda x: BATCH)

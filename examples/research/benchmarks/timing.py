@@ -12,24 +12,12 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-import radazo_jax as zo
-from benchmarks.programs import step_of
-
 Loss = Callable[[Any], jax.Array]
 Step = Callable[[Any, jax.Array], Any]  # (carry, number) -> carry
 
 
 def key_of(i: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.key(0), i)
-
-
-def ours(
-    loss: Loss,
-    estimator: zo.GradientEstimator,
-    optimizer: optax.GradientTransformationExtraArgs,
-) -> Step:
-    step = step_of(lambda params, batch: loss(params), estimator, optimizer)
-    return lambda carry, i: step(*carry, key_of(i), None)[:2]
 
 
 def naive(

@@ -1,14 +1,15 @@
-"""Counts the bytes of a step of `distribute`, between the driver and a worker.
+"""Measures a step of `distribute`: its time, and bytes between driver and worker.
 
     python -m benchmarks.workers --output records/benchmarks/workers.json
 
 The worker is a process of Dask on this machine, and evaluates all members. Linux counts
-the bytes of the connection, with Dask's headers.
+the bytes of the connection, with Dask's headers. The function takes next to no time.
 """
 
 import functools
 import socket
 import struct
+import time
 from typing import Any
 
 import distributed
@@ -18,7 +19,7 @@ import numpy as np
 import radazo_jax as zo
 from common.campaign import Campaign, campaign
 
-STEPS = 6
+STEPS = 10
 # Dimension, and members.
 SIZES = ((10**4, 64), (10**4, 16), (10**7, 16))
 
@@ -38,12 +39,18 @@ def traffic(client: distributed.Client) -> dict[str, np.ndarray]:
 
 
 def measured(dimension: int, num_members: int) -> dict[str, Any]:
-    """Bytes per step between the driver and a worker that evaluates all members."""
+    """Bytes and time per step of a worker that evaluates all members."""
 
     def make_fun() -> tuple[Any, Any]:
         return lambda x: jnp.sum(x**2), jnp.linspace(-1, 1, dimension)
 
     counted: list[dict[str, np.ndarray]] = []
+    times: list[float] = []
+
+    def callback(report: Any) -> None:
+        times.append(time.perf_counter())
+        counted.append(traffic(client))
+
     with (
         distributed.LocalCluster(
             n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0"
@@ -58,7 +65,7 @@ def measured(dimension: int, num_members: int) -> dict[str, Any]:
             client=client,
             num_steps=STEPS,
             progress=False,
-            callback=lambda report: counted.append(traffic(client)),
+            callback=callback,
         )
         (address,) = result.workers
     steps = np.diff([x[address] for x in counted[2:]], axis=0).mean(axis=0)
@@ -66,6 +73,7 @@ def measured(dimension: int, num_members: int) -> dict[str, Any]:
         "sent_bytes": float(steps[0]),
         "received_bytes": float(steps[1]),
         "allowed_bytes": 8 * num_members + 1000,
+        "step_ms": 1e3 * float(np.median(np.diff(times[2:]))),
     }
 
 

@@ -1,11 +1,9 @@
-"""Functions as people bring them: fits, portfolios, controls, and their boxes."""
-
-import zlib
+"""Functions as people bring them: fits, portfolios, controls."""
 
 import numpy as np
 from scipy.special import expit
 
-from board.class_problems import Family, Function, fitted, polished
+from board.class_problems import Function, fitted, polished
 
 
 def decays(draw: np.random.Generator, d: int) -> Function:
@@ -20,7 +18,8 @@ def decays(draw: np.random.Generator, d: int) -> Function:
 
     data = model(truth) + 0.01 * draw.normal(size=times.size)
     start = truth + 0.6 * draw.normal(size=d)
-    return fitted(lambda x: model(x) - data, start, truth)
+    apart = np.r_[np.ones(n), np.linspace(-1, 1.5, n)]
+    return fitted(lambda x: model(x) - data, start, truth, apart)
 
 
 def doses(draw: np.random.Generator, d: int) -> Function:
@@ -116,51 +115,3 @@ def control(draw: np.random.Generator, d: int) -> Function:
         return cost + 5 * float(state @ state)
 
     return polished(fun, np.zeros(d), [np.zeros(d)])
-
-
-def inside(base: Family) -> Family:
-    """A family in a box that a user would guess, which holds its minimum.
-
-    The sizes of the parameters are from 10⁻³ to 10³, and half of the starts are the
-    middle of the box.
-    """
-
-    def family(draw: np.random.Generator, d: int) -> Function:
-        found, sizes = base(draw, d), 10 ** draw.uniform(-3, 3, d)
-        width = np.maximum(np.abs(found.start - found.best), 0.3) * draw.uniform(
-            2, 6, d
-        )
-        lower = found.best - width * draw.uniform(0.1, 0.9, d)
-        start = lower + width / 2
-        if draw.random() < 0.5:
-            start = np.clip(found.start, lower, lower + width)
-        bounds = lower, lower + width
-        least = polished(found.fun, start, [found.best, start], bounds)
-
-        def fun(x: np.ndarray) -> float:
-            return found.fun(np.clip(x / sizes, *bounds))
-
-        scaled = (sizes * bounds[0], sizes * bounds[1])
-        best = sizes * least.best
-        return Function(fun, sizes * start, float(fun(best)), best, scaled)
-
-    return family
-
-
-def jittered(base: Family) -> Family:
-    """A family whose solver has a tolerance of 10⁻⁴: it adds to values by a hash.
-
-    It adds nothing at the minimum itself, whose value is the least one.
-    """
-
-    def family(draw: np.random.Generator, d: int) -> Function:
-        found, salt = base(draw, d), int(draw.integers(2**32))
-
-        def fun(x: np.ndarray) -> float:
-            value, point = found.fun(x), np.asarray(x, np.float64)
-            hashed = zlib.crc32(point.tobytes(), salt) / 2**32
-            return value + 1e-4 * abs(value) * hashed * (not np.all(x == found.best))
-
-        return Function(fun, found.start, found.least, found.best, found.bounds)
-
-    return family

@@ -7,11 +7,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from scipy.optimize import differential_evolution, minimize
 
 import radazo_jax as zo
 from board.class_problems import Function
+from common.record import numbers
 
 TARGETS = (1e-1, 1e-2, 1e-3, 1e-5)  # The share of the gap at the start that is left.
 
@@ -249,23 +251,25 @@ NAMES = {
 }
 
 
-def measured(function: Function, budget: int, method: str, seed: int) -> dict[str, Any]:
+def measured(
+    function: Function,
+    budget: int,
+    run: Callable[[Count, int], np.ndarray | None],
+    seed: int,
+) -> dict[str, Any]:
     """Runs a method: evaluations to targets, the lowest gap, and with noise the last.
 
     All gaps are shares of the gap at the start, without noise. A tool that fails ends
     its run, with what it has found.
     """
-    count = Count(function, budget, seed)
-    point = None
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
+    count, point = Count(function, budget, seed), None
+    ends = () if run is default else (ValueError, TypeError, np.linalg.LinAlgError)
+    with warnings.catch_warnings(), np.errstate(all="ignore"), jax.enable_x64(True):
         warnings.simplefilter("ignore")
-        if method == DEFAULT:
-            point = default(count, seed)
-        else:
-            with contextlib.suppress(Finished, ValueError, np.linalg.LinAlgError):
-                point = METHODS[method].run(count, seed)
+        with contextlib.suppress(Finished, *ends):
+            point = run(count, seed)
     found: dict[str, Any] = {"evaluations": count.reached, "gap": count.gap}
     if function.noise or function.relative:
         point = count.lowest[1] if point is None else point
         found["returned"] = (function.fun(point) - function.least) / function.gap
-    return found
+    return numbers(found)

@@ -11,171 +11,24 @@ from scipy.optimize import brentq, linprog
 from board.class_problems import Family, Function, known, lattice, polished, rotation
 
 
-# Steps: the function is constant around almost every point.
-def floors(draw: np.random.Generator, d: int) -> Function:
-    """Squares of whole numbers of coordinates; f* is 0 in a cube."""
-    steps, best = draw.uniform(2, 10), draw.normal(size=d)
-    weights = 10 ** draw.uniform(0, 1, d)
+def _weighted(power: float, value: Callable[[np.ndarray, np.ndarray], float]) -> Family:
+    """A value of up to 10^power weights, and of rotated coordinates of the minimum."""
 
-    def fun(x: np.ndarray) -> float:
-        z = np.floor(np.abs(x - best) * steps)
-        return float(weights @ (z * z))
+    def family(draw: np.random.Generator, d: int) -> Function:
+        turn, _ = rotation(draw, d)
+        weights, best = np.logspace(0, draw.uniform(0, power), d), draw.normal(size=d)
 
-    return known(fun, best + 2 * draw.normal(size=d), best)
+        def fun(x: np.ndarray) -> float:
+            return float(value(weights, turn(x - best)))
 
+        return known(fun, best + draw.normal(size=d), best)
 
-def grid(draw: np.random.Generator, d: int) -> Function:
-    """A quadratic form of parameters that are rounded to multiples of a step; f* is 0.
-
-    The curvatures are between 1 and 30, and neighbors are coupled.
-    """
-    step, weights = draw.uniform(0.05, 0.3), 10 ** draw.uniform(0, 1.5, d)
-    best = np.round(draw.normal(size=d) / step) * step
-
-    def fun(x: np.ndarray) -> float:
-        z = np.round((x - best) / step) * step
-        return float(weights @ (z * z) + (z[1:] - z[:-1]) @ (z[1:] - z[:-1]))
-
-    return known(fun, best + 1.5 * draw.normal(size=d), best)
+    return family
 
 
-def mistakes(draw: np.random.Generator, d: int) -> Function:
-    """The share of mistakes (0/1) of a linear classifier; another makes none."""
-    features, best = draw.normal(size=(400, d)), draw.normal(size=d)
-    odds = features @ best
-    # The points next to the plane are left out, so that there is a margin.
-    kept = np.abs(odds) > np.quantile(np.abs(odds), 0.3)
-    features, labels = features[kept], odds[kept] > 0
-
-    def fun(x: np.ndarray) -> float:
-        return float(np.count_nonzero((features @ x > 0) != labels)) / labels.size
-
-    return known(fun, draw.normal(size=d), best)
-
-
-def units(draw: np.random.Generator, d: int) -> Function:
-    """The share of mistakes of a network of d/2 threshold units; another has none."""
-    features, count = draw.normal(size=(400, 2)), d // 2
-    angles = draw.uniform(0, 2 * np.pi, count)
-    planes = np.stack([np.cos(angles), np.sin(angles)])
-
-    def classes(x: np.ndarray) -> np.ndarray:
-        hidden = features @ planes + x[:count] > 0
-        return hidden @ x[count : 2 * count] > x[2 * count :].sum()
-
-    best = draw.normal(size=d)
-    while not 0.2 < classes(best).mean() < 0.8:  # Neither class is rare.
-        best = draw.normal(size=d)
-    labels = classes(best)
-
-    def fun(x: np.ndarray) -> float:
-        return float(np.count_nonzero(classes(x) != labels)) / labels.size
-
-    start = draw.normal(size=d)
-    while fun(start) < 0.2:
-        start = draw.normal(size=d)
-    return known(fun, start, best)
-
-
-def order(draw: np.random.Generator, d: int) -> Function:
-    """The share of pairs that a linear score puts in the wrong order; f* is 0."""
-    features, best = draw.normal(size=(60, d)), draw.normal(size=d)
-    first, second = np.triu_indices(60, 1)
-    truth = features @ best
-    ahead = truth[first] > truth[second]
-
-    def fun(x: np.ndarray) -> float:
-        score = features @ x
-        wrong = (score[first] > score[second]) != ahead
-        return float(np.count_nonzero(wrong)) / wrong.size
-
-    return known(fun, draw.normal(size=d), best)
-
-
-def digits(draw: np.random.Generator, d: int) -> Function:
-    """A rotated quadratic form with two to three digits; f* is 0 near its center."""
-    turn, _ = rotation(draw, d)
-    weights, best = np.logspace(0, draw.uniform(0, 2), d), draw.normal(size=d)
-    start = best + draw.normal(size=d)
-    coarse = 10 ** draw.uniform(-3, -2) * float(weights @ turn(start - best) ** 2)
-
-    def fun(x: np.ndarray) -> float:
-        return coarse * float(np.floor(weights @ turn(x - best) ** 2 / coarse))
-
-    return known(fun, start, best)
-
-
-# Whole numbers.
-def counts(draw: np.random.Generator, d: int) -> Function:
-    """A rotated quadratic form of whole numbers; f* is 0."""
-    turn, _ = rotation(draw, d)
-    weights = np.logspace(0, draw.uniform(0, 2), d)
-    best = np.round(6 * draw.normal(size=d))
-    return _whole(lambda x: float(weights @ turn(x - best) ** 2), draw, best)
-
-
-def shares(draw: np.random.Generator, d: int) -> Function:
-    """Absolute misses of d sums of whole numbers; f* is 0."""
-    forms = np.eye(d) + draw.integers(-1, 2, (d, d))
-    best = np.round(6 * draw.normal(size=d))
-    return _whole(lambda x: float(np.abs(forms @ (x - best)).sum()), draw, best)
-
-
-def sites(draw: np.random.Generator, d: int) -> Function:
-    """Ripples of whole numbers on a bowl; f* is 0."""
-    best, period = np.round(6 * draw.normal(size=d)), draw.uniform(2, 4)
-
-    def fun(x: np.ndarray) -> float:
-        z = x - best
-        return float(z @ z / 2 + 4 * np.sum(1 - np.cos(2 * np.pi * z / period)))
-
-    return _whole(fun, draw, best)
-
-
-def neighbors(draw: np.random.Generator, d: int) -> Function:
-    """Squares of the differences of neighboring whole numbers, and a bowl; f* is 0."""
-    best, bowl = np.round(6 * draw.normal(size=d)), draw.uniform(0.02, 0.2)
-
-    def fun(x: np.ndarray) -> float:
-        z = x - best
-        return float(np.sum(np.diff(z) ** 2) + bowl * (z @ z))
-
-    return _whole(fun, draw, best)
-
-
-def stocks(draw: np.random.Generator, d: int) -> Function:
-    """Costs of too much and of too little, which differ, and of the sum; f* is 0."""
-    best, (over, under) = np.round(6 * draw.normal(size=d)), draw.uniform(1, 9, (2, d))
-
-    def fun(x: np.ndarray) -> float:
-        z = x - best
-        return float(over @ np.maximum(z, 0) + under @ np.maximum(-z, 0) + z.sum() ** 2)
-
-    return _whole(fun, draw, best)
-
-
-def _whole(
-    fun: Callable[[np.ndarray], float], draw: np.random.Generator, best: np.ndarray
-) -> Function:
-    """A function of rounded parameters, in a box of 20 numbers around the minimum."""
-    bounds = best - draw.integers(5, 16, best.size), best + 10.0
-    start = np.clip(np.round(best + 5 * draw.normal(size=best.size)), *bounds)
-    start[0] += start[0] == best[0]
-    return Function(
-        lambda x: fun(np.round(x)), start, fun(best), best, bounds, step=1.0
-    )
-
-
-# Without a gradient at the minimum.
-def absolutes(draw: np.random.Generator, d: int) -> Function:
-    """Weighted absolute values of rotated coordinates; f* is 0."""
-    turn, _ = rotation(draw, d)
-    weights, best = np.logspace(0, draw.uniform(0, 2), d), draw.normal(size=d)
-
-    def fun(x: np.ndarray) -> float:
-        return float(weights @ np.abs(turn(x - best)))
-
-    return known(fun, best + draw.normal(size=d), best)
+# Without a gradient at the minimum; f* is 0.
+absolutes = _weighted(2, lambda weights, z: weights @ np.abs(z))
+squares = _weighted(2, lambda weights, z: (weights * z**2).max())
 
 
 def largest(draw: np.random.Generator, d: int) -> Function:
@@ -184,17 +37,6 @@ def largest(draw: np.random.Generator, d: int) -> Function:
 
     def fun(x: np.ndarray) -> float:
         return float(np.abs(forms @ (x - best)).max())
-
-    return known(fun, best + draw.normal(size=d), best)
-
-
-def squares(draw: np.random.Generator, d: int) -> Function:
-    """The largest square of a rotated coordinate; f* is 0."""
-    turn, _ = rotation(draw, d)
-    weights, best = np.logspace(0, draw.uniform(0, 2), d), draw.normal(size=d)
-
-    def fun(x: np.ndarray) -> float:
-        return float((weights * turn(x - best) ** 2).max())
 
     return known(fun, best + draw.normal(size=d), best)
 
@@ -341,40 +183,9 @@ def atoms(draw: np.random.Generator, d: int) -> Function:
     return polished(fun, scattered.ravel(), [dense.ravel()])
 
 
-# Far from the minimum, or at vanishing slopes.
-def far(base: Family) -> Family:
-    """The start of a family, 30 to 1000 times as far from its minimum."""
-
-    def family(draw: np.random.Generator, d: int) -> Function:
-        found = base(draw, d)
-        away = 10 ** draw.uniform(1.5, 3) * (found.start - found.best)
-        return known(found.fun, found.best + away, found.best)
-
-    return family
-
-
-def slopes(draw: np.random.Generator, d: int) -> Function:
-    """Logarithms of hyperbolic cosines: slopes are constant far away; f* is 0."""
-    turn, _ = rotation(draw, d)
-    weights, best = np.logspace(0, draw.uniform(0, 1), d), draw.normal(size=d)
-
-    def fun(x: np.ndarray) -> float:
-        z = turn(x - best)
-        return float(weights @ (np.logaddexp(z, -z) - np.log(2)))
-
-    return known(fun, best + draw.normal(size=d), best)
-
-
-def cone(draw: np.random.Generator, d: int) -> Function:
-    """The root of one plus a quadratic form; f* is 1."""
-    turn, _ = rotation(draw, d)
-    weights, best = np.logspace(0, draw.uniform(0, 2), d), draw.normal(size=d)
-
-    def fun(x: np.ndarray) -> float:
-        z = turn(x - best)
-        return float(np.sqrt(1 + weights @ (z * z)))
-
-    return known(fun, best + draw.normal(size=d), best)
+# Slopes are constant far away, or vanish at the start.
+slopes = _weighted(1, lambda weights, z: weights @ (np.logaddexp(z, -z) - np.log(2)))
+cone = _weighted(2, lambda weights, z: np.sqrt(1 + weights @ (z * z)))
 
 
 def _over(height: Callable[[float], float], distance: float) -> Family:

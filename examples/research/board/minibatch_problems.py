@@ -48,7 +48,7 @@ def softmax() -> Problem:
     logits = 3 * x @ (jax.random.normal(keys[2], (30, 10)) / scales[:, None] ** 0.5)
     y = jax.random.categorical(keys[3], logits)
     start = {"w": jnp.zeros((30, 10)), "b": jnp.zeros(10)}
-    return _split(_cross_entropy(lambda p, x: x @ p["w"] + p["b"]), start, x, y)
+    return _split(cross_entropy(lambda p, x: x @ p["w"] + p["b"]), start, x, y)
 
 
 def cancer() -> Problem:
@@ -58,7 +58,7 @@ def cancer() -> Problem:
     x, y = load_breast_cancer(return_X_y=True)
     x = (x - x.mean(0)) / x.std(0)
     start = _layers(jax.random.key(_SEED), (30, 32, 32, 2))
-    return _split(_cross_entropy(_perceptron), start, x, y, held_out=169)
+    return _split(cross_entropy(_perceptron), start, x, y, held_out=169)
 
 
 def residual() -> Problem:
@@ -76,7 +76,7 @@ def residual() -> Problem:
             hidden = hidden + _perceptron(block, _normalized(hidden))
         return _perceptron(params["out"], _normalized(hidden))
 
-    return _split(_cross_entropy(forward), start, *_digits())
+    return _split(cross_entropy(forward), start, *_digits())
 
 
 def recurrent() -> Problem:
@@ -145,7 +145,7 @@ def transformer() -> Problem:
         hidden = hidden + _perceptron(params["feed"], _normalized(hidden))
         return _perceptron(params["out"], _normalized(hidden))
 
-    return _split(_cross_entropy(forward), start, x, x[:, 1:])
+    return _split(cross_entropy(forward), start, x, x[:, 1:])
 
 
 def heavy_tailed() -> Problem:
@@ -168,7 +168,7 @@ def four_bits() -> Problem:
         weights = [(w * s, b) for w, (s, b) in zip(whole, params, strict=True)]
         return _perceptron(weights, x)
 
-    return _split(_cross_entropy(forward), parts, *_digits(moved=True))
+    return _split(cross_entropy(forward), parts, *_digits(moved=True))
 
 
 def adapter(bits: int | None = None) -> Problem:
@@ -193,7 +193,7 @@ def adapter(bits: int | None = None) -> Problem:
         ]
         return _perceptron(weights, x)
 
-    return _split(_cross_entropy(forward), parts, *_digits(moved=True))
+    return _split(cross_entropy(forward), parts, *_digits(moved=True))
 
 
 def reward() -> Problem:
@@ -244,7 +244,7 @@ def _parts(held_out: int) -> tuple[slice, slice]:
     return slice(None, -held_out), slice(-held_out, None)
 
 
-def _cross_entropy(forward: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def cross_entropy(forward: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def loss(params: Any, batch: Any) -> jax.Array:
         x, y = batch
         logits = forward(params, x)
@@ -292,7 +292,7 @@ def _digits(moved: bool = False) -> tuple[np.ndarray, np.ndarray]:
 def _pretrained() -> Any:
     """A perceptron that Adam trained on the digits, by exact gradients."""
     problem = _split(
-        _cross_entropy(_perceptron),
+        cross_entropy(_perceptron),
         _layers(jax.random.key(_SEED), (64, 64, 10)),
         *_digits(),
     )

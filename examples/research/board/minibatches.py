@@ -15,7 +15,6 @@ hide.
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +25,8 @@ import optax
 import radazo_jax as zo
 from board.minibatch_problems import PROBLEMS, Problem
 from common import options
-from common.record import array, collect, numbers
+from common.campaign import Campaign, campaign
+from common.record import array, numbers
 from common.tables import Table
 
 SEEDS = 3
@@ -276,7 +276,14 @@ def lost(row: dict[str, Any], reference: str = SEARCHED) -> dict[str, np.ndarray
     ends = {name: array(values) for name, values in row["ends"].items()}
     names = _RATES if reference == "best" else [reference]
     least = min(ends[name].mean() for name in names)
-    return {name: (end - least) / (row["start"] - least) for name, end in ends.items()}
+    gain = np.mean(row["start"]) - least
+    return {name: (end - least) / gain for name, end in ends.items()}
+
+
+def ratio(row: dict[str, Any], name: str) -> float:
+    """ln(end / best), of the mean losses of a method and of the searched rate."""
+    end, best = (array(row["ends"][method]).mean() for method in (name, SEARCHED))
+    return float(np.log(end / best)) if best > 0 else np.nan
 
 
 def kind(row: dict[str, Any]) -> str:
@@ -317,10 +324,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
             "The mean over three runs; *searched* is a multiple of the rule; "
             "ln(end / best) is of the rule",
             ["problem", "rows", SEARCHED, *_EACH, "ln(end / best)"],
-            [
-                (row["problem"], kind(row), _multiple(row), *_means(row), _ratio(row))
-                for row in rows
-            ],
+            [(row["problem"], kind(row), _multiple(row), *_means(row)) for row in rows],
         ),
     ]
 
@@ -349,29 +353,21 @@ def _multiple(row: dict[str, Any]) -> str:
 
 def _means(row: dict[str, Any]) -> list[str]:
     found = lost(row)
-    return [_shown(found[name].mean()) if name in found else "" for name in _EACH]
-
-
-def _ratio(row: dict[str, Any]) -> str:
-    """ln(end / best) of the rule; nothing for rewards, which are negative losses."""
-    end, best = (array(row["ends"][name]).mean() for name in (RULE, SEARCHED))
-    return _shown(float(np.log(end / best))) if best > 0 else ""
+    means = [found[name].mean() if name in found else np.nan for name in _EACH]
+    return [_shown(x) for x in (*means, ratio(row, RULE))]
 
 
 def _shown(x: float) -> str:
-    return f"{x:.2f}" if np.isfinite(x) else "∞"
+    """A cell; it is empty without a value, as of the ratio of rewards."""
+    return "" if np.isnan(x) else f"{x:.2f}" if np.isfinite(x) else "∞"
 
 
-@options.command(__doc__)
-@options.some("--problems", of=PROBLEMS, text="Problems")
-@options.output
-@options.resume
-def main(problems: Sequence[str], output: Path | None, resume: bool) -> None:
+@campaign(__doc__)
+@options.listed("--problems", of=PROBLEMS, text="Problems")
+def main(problems: Sequence[str]) -> Campaign:
     chosen = [case for case in cases() if case.problem in problems]
     rows = [(case._asdict(), functools.partial(measured, case)) for case in chosen]
-    made = collect(output, resume, rows, lambda rows: rows)
-    for table in tables({"rows": made}):
-        print(table.caption, table.format(), sep="\n\n", end="\n\n")
+    return Campaign(rows, tables=tables)
 
 
 if __name__ == "__main__":

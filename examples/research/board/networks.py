@@ -16,8 +16,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +24,11 @@ import numpy as np
 import optax
 
 import radazo_jax as zo
+from board.minibatch_problems import cross_entropy
+from board.minibatches import SEARCHED, lost, ratio
 from common import options
-from common.record import array, collect, numbers
+from common.campaign import Campaign, campaign
+from common.record import array, numbers
 from common.tables import Table
 
 SEEDS = 3
@@ -34,8 +36,7 @@ STEPS, DIRECTIONS, BATCH = 1000, 10, 128
 # By how much each parameter is moved, and multiples of the measured rate.
 SIZES = tuple(2.0**i for i in (-11, -9, -7, -6, -5, -4))
 MULTIPLES = (0.5, 1.0, 2.0, 4.0)
-MEASURED, DEFAULT, SEARCHED = "measured", "default μ", "searched"
-STRAIGHT = "straight through"
+MEASURED, DEFAULT, STRAIGHT = "measured", "default μ", "straight through"
 
 _SEARCH_SEED = 100
 _EXAMPLES, _VALIDATION = 1100, 250  # Of 1,797; the rest is held out.
@@ -115,12 +116,6 @@ NETWORKS: dict[str, Forward] = {
 }
 
 
-class Case(NamedTuple):
-    """The settings of a row."""
-
-    network: str
-
-
 def start(seed: int) -> Any:
     """Weights and biases at the start."""
     keys = jax.random.split(jax.random.key(seed), 2)
@@ -147,13 +142,7 @@ def sample(key: jax.Array) -> Any:
 
 
 def loss_of(network: str) -> Callable[[Any, Any], jax.Array]:
-    def loss(params: Any, batch: Any) -> jax.Array:
-        logits = NETWORKS[network](params, batch[0])
-        return jnp.mean(
-            optax.softmax_cross_entropy_with_integer_labels(logits, batch[1])
-        )
-
-    return loss
+    return cross_entropy(NETWORKS[network])
 
 
 def accuracy(network: str, params: Any, batch: Any) -> jax.Array:
@@ -161,9 +150,9 @@ def accuracy(network: str, params: Any, batch: Any) -> jax.Array:
     return jnp.mean(jnp.argmax(NETWORKS[network](params, batch[0]), -1) == batch[1])
 
 
-def measured(case: Case) -> dict[str, Any]:
+def measured(network: str) -> dict[str, Any]:
     """The row of a network."""
-    loss, run = loss_of(case.network), _program(case.network)
+    loss, run = loss_of(network), _program(network)
     held_out = tuple(z[_EXAMPLES + _VALIDATION :] for z in _digits())
     unit = math.sqrt(optax.tree.size(start(0)))
 
@@ -193,7 +182,7 @@ def measured(case: Case) -> dict[str, Any]:
         SEARCHED: [(s, *best) for s in range(SEEDS)],
     }
     made = {name: run(runs) for name, runs in ends.items()}
-    made[STRAIGHT] = _straight(case.network)
+    made[STRAIGHT] = _straight(network)
     return {
         "start": numbers([float(loss(start(s), held_out)) for s in range(SEEDS)]),
         "sizes": numbers([pair.smoothing / unit for pair in pairs]),
@@ -273,19 +262,6 @@ def _judged(network: str, params: Any) -> jax.Array:
     return jnp.stack([loss(params, judges), loss(params, held_out), right])
 
 
-def lost(row: dict[str, Any], name: str) -> float:
-    """The mean loss of a method, as a share of what the searched pair wins."""
-    ends = {name: array(values).mean() for name, values in row["ends"].items()}
-    best = ends[SEARCHED]
-    return float((ends[name] - best) / (np.mean(row["start"]) - best))
-
-
-def ratio(row: dict[str, Any], name: str) -> float:
-    """ln(end / best), of the mean losses of a method and of the searched pair."""
-    ends = {name: array(values).mean() for name, values in row["ends"].items()}
-    return float(np.log(ends[name] / ends[SEARCHED]))
-
-
 def tables(content: dict[str, Any]) -> list[Table]:
     """The networks: loss by method, and what was lost; settings and the probe."""
     rows = content["rows"]
@@ -308,7 +284,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
                 (
                     row["network"],
                     *ends(row, names),
-                    f"{lost(row, MEASURED):.2f}",
+                    f"{lost(row)[MEASURED].mean():.2f}",
                     f"{ratio(row, MEASURED):.2f}",
                 )
                 for row in rows
@@ -334,16 +310,11 @@ def tables(content: dict[str, Any]) -> list[Table]:
     ]
 
 
-@options.command(__doc__)
-@options.some("--networks", of=NETWORKS, text="Networks")
-@options.output
-@options.resume
-def main(networks: Sequence[str], output: Path | None, resume: bool) -> None:
-    chosen = [Case(name) for name in networks]
-    rows = [(case._asdict(), functools.partial(measured, case)) for case in chosen]
-    made = collect(output, resume, rows, lambda rows: rows)
-    for table in tables({"rows": made}):
-        print(table.caption, table.format(), sep="\n\n", end="\n\n")
+@campaign(__doc__)
+@options.listed("--networks", of=NETWORKS, text="Networks")
+def main(networks: Sequence[str]) -> Campaign:
+    rows = [({"network": n}, functools.partial(measured, n)) for n in networks]
+    return Campaign(rows, tables=tables)
 
 
 if __name__ == "__main__":

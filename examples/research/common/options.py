@@ -37,19 +37,6 @@ def command(doc: str) -> Callable[[Callable[..., Any]], click.Command]:
     )
 
 
-def some(*declared: str, of: Iterable[str], text: str) -> Callable[..., Any]:
-    """An option that can be repeated, with a value of a few; by default, all."""
-    names = list(of)
-    return click.option(
-        *declared,
-        type=click.Choice(names),
-        multiple=True,
-        default=names,
-        show_default="all",
-        help=f"{text}; can be repeated.",
-    )
-
-
 class _List(click.ParamType):
     """Values that are separated by commas, each of a few or a whole number."""
 
@@ -68,13 +55,17 @@ class _List(click.ParamType):
             if self.of is not None and one not in self.of:
                 known = ", ".join(self.of)
                 self.fail(f"must be of {known}; got {one!r}.", param, ctx)
-        return list(dict.fromkeys(found))
+        return found
+
+
+def _joined(_: click.Context, __: click.Parameter, lists: Any) -> list[str]:
+    return list(dict.fromkeys(value for values in lists for value in values))
 
 
 def listed(
     *declared: str, of: Iterable[str] | None = None, text: str, default: str = ""
 ) -> Callable[..., Any]:
-    """An option with a list of values, separated by commas; by default, all.
+    """An option with values that are separated by commas; it can be repeated.
 
     Args:
       declared: The names of the option.
@@ -86,7 +77,9 @@ def listed(
     return click.option(
         *declared,
         type=_List(names),
-        default=default or ",".join(names or ()),
+        multiple=True,
+        callback=_joined,
+        default=[default or ",".join(names or ())],
         show_default=default or "all",
         help=f"{text}, separated by commas.",
     )

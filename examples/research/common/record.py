@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -84,54 +84,6 @@ def read(path: Path) -> dict[str, Any]:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise click.ClickException(f"{path} must be a record: {error}") from None
-
-
-def collect(
-    output: Path | None,
-    resume: bool,
-    cases: Iterable[tuple[Row, Callable[[], Row | list[Row]]]],
-    derived: Callable[[list[Row]], list[Row]],
-    **about: Any,
-) -> list[Row]:
-    """Measures one case after another, and writes a record after each.
-
-    Args:
-      output: The file to write.
-      resume: Whether to take the rows that are there.
-      cases: Pairs of the identity of a row, or of several, and a function that
-        measures the rest of it, or of them.
-      derived: Makes the record's rows from the rows measured so far.
-      about: Other contents of the record.
-
-    Returns:
-      The record's rows.
-    """
-    cases = list(cases)
-    names = tuple(cases[0][0])
-    rows: dict[tuple[Any, ...], list[Row]] = {}
-    before, versions = 0, {}
-    if resume and output is not None and output.exists():
-        found = read(output)
-        for row in found["rows"]:
-            rows.setdefault(tuple(map(row.get, names)), []).append(row)
-        before, versions = found.get("seconds", 0), found["versions"]
-    keys = [tuple(case.values()) for case, _ in cases]
-    for key, (case, measure) in zip(keys, cases, strict=True):
-        if new := key not in rows:
-            measured = measure()
-            several = measured if isinstance(measured, list) else [measured]
-            rows[key] = [case | row for row in several]
-        for row in rows[key]:
-            print(*row.values(), flush=True)
-        made = derived([row for key in keys for row in rows.get(key, [])])
-        # Rows of the file are not written again one after another.
-        if output is not None and (new or key == keys[-1]):
-            content = record(made) | about
-            # The time of all rows, with the rows of previous runs.
-            content["seconds"] += before
-            content["versions"] = versions | content["versions"]
-            write(output, content)
-    return made
 
 
 def numbers(values: Any) -> Any:

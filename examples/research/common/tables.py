@@ -82,6 +82,11 @@ class Table(NamedTuple):
             disable_numparse=True,
         )
 
+    def show(self) -> None:
+        """Prints the table, if it has rows."""
+        if self.rows:
+            print(self.caption, self.format(), sep="\n\n", end="\n\n")
+
 
 def shown(value: Any) -> str:
     """A cell: powers of ten as such, other numbers with two decimals."""

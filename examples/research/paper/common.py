@@ -18,7 +18,6 @@ import radazo_jax as zo
 from common import OUTPUT, figures, options
 from common.record import array, numbers, record, write
 from common.tables import Table
-from paper import theory
 
 METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
     # b1=0.9 and b2=0.99 are the defaults, if a method has them.
@@ -28,9 +27,42 @@ METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "ZO-SGD": zo.zo_sgd,
     "ZO-signSGD": zo.zo_signsgd,
 }
+
+
+def step_ratio(b1: float) -> float:
+    """The ratio of step lengths, R-AdaZO to ZO-AdaMM: √((1 + β₁)/(1 − β₁)).
+
+    At the same learning rate, m and β₂ the two methods divide m by √v. If the noise of
+    g dominates v, R-AdaZO's v is smaller by (1 − β₁)/(1 + β₁). So ZO-AdaMM at a
+    learning rate this many times higher takes steps of the same length.
+
+    References:
+      Shu et al., Refining Adaptive Zeroth-Order Optimization at Ease, ICML 2025,
+      eqs. (17), (19) and (20): the factors of Σ².
+    """
+    return math.sqrt((1 + b1) / (1 - b1))
+
+
 # Not a method of the paper: ZO-AdaMM with steps as long as R-AdaZO's.
-STRETCH = theory.step_ratio(0.9)
+STRETCH = step_ratio(0.9)
 STRETCHED = f"ZO-AdaMM, {STRETCH:.2f} η"
+
+# The paper's settings of synthetic functions: d, K, η, μ.
+DIMENSION, NUM_DIRECTIONS, LEARNING_RATE, SMOOTHING = 10_000, 10, 1e-3, 5e-3
+
+
+def settings(dimension: int, seeds: int, **more: Any) -> dict[str, Any]:
+    """The settings of an experiment on a synthetic function, for its record."""
+    return {
+        "dimension": dimension,
+        "num_directions": NUM_DIRECTIONS,
+        "learning_rate": LEARNING_RATE,
+        "smoothing": SMOOTHING,
+        **more,
+        "start": "uniform in [-1, 1)",
+        "seeds": seeds,
+    }
+
 
 # By Okabe and Ito, whose colors all kinds of color vision tell apart.
 COLORS = {
@@ -160,15 +192,16 @@ def finish(
     path: Path,
     content: dict[str, Any],
     tables: Callable[[dict[str, Any]], Sequence[Table]],
-    plot: Callable[[dict[str, Any]], plt.Figure],
+    plot: Callable[[dict[str, Any]], plt.Figure] | None = None,
 ) -> None:
     """Writes the record and its figure, and prints the tables."""
     content = record() | numbers(content)
     write(path.with_name(f"{path.name}.json"), content)
     for table in tables(content):
-        print(f"\n{table.caption}\n\n{table.format()}")
-    figures.save(plot(content), path.with_name(f"{path.name}.png"))
-    print(f"\nWrote {path}.json and {path}.png")
+        table.show()
+    if plot is not None:
+        figures.save(plot(content), path.with_name(f"{path.name}.png"))
+    print(f"Wrote {path}.json")
 
 
 def mean_std(values: Any, digits: int = 3) -> str:

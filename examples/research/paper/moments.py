@@ -10,7 +10,7 @@ from the same estimates g_t:
 (b) the relative error of the average of g² (`ori`), and of the average of m² (`ours`),
     against the v_t of the true gradient, the average of (∇F)²;
 
-Two more pictures are not in the paper. They separate a larger step from a better
+Two more measures are not in the paper. They separate a larger step from a better
 direction:
 
 (c) the cosine of v_t with the true v_t: what is left of (b) if one factor for
@@ -24,22 +24,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
 import radazo_jax as zo
-from common import figures
 from common.record import array
 from common.tables import Table
 from paper import common, functions
+from paper.common import DIMENSION, LEARNING_RATE, NUM_DIRECTIONS, SMOOTHING
 
-DIMENSION = 10_000
 BETAS = (0.5, 0.7, 0.9, 0.95, 0.99)  # β₁
 B2 = 0.99  # β₂
-NUM_DIRECTIONS = 10  # K
-LEARNING_RATE = 1e-3  # η
-SMOOTHING = 5e-3  # μ
 EPS_ROOT = 1e-8  # ζ
 POINTS = 100
 
@@ -146,56 +141,18 @@ def tables(content: dict[str, Any]) -> list[Table]:
     ]
 
 
-def plot(content: dict[str, Any]) -> plt.Figure:
-    pairs = {
-        "(a) first moment: cosine with ∇F": ("cosine_g", "cosine_m"),
-        "(b) second moment: relative error": ("error_ori", "error_ours"),
-        "(c) second moment: cosine with true": ("cosine_v_ori", "cosine_v_ours"),
-        "(d) update m/√v: cosine with ∇F": ("cosine_update_ori", "cosine_update_ours"),
-    }
-    figure, [all_axes] = figures.panels(1, 4, (16, 4))
-    colors = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(content["betas"])))
-    for axes, (title, (first, second)) in zip(all_axes, pairs.items(), strict=True):
-        for name, line in ((first, ":"), (second, "-")):
-            curves = array(content["measures"][name]).mean(axis=1)
-            for b1, curve, color in zip(content["betas"], curves, colors, strict=True):
-                label = f"β₁ = {b1}" if line == "-" else None
-                axes.plot(
-                    content["iterations"], curve, line, color=color, lw=1.6, label=label
-                )
-        axes.set(title=title, xlabel="iterations")
-    flat = array(content["measures"]["cosine_v_flat"]).mean(axis=1)
-    for curve, color in zip(flat, colors, strict=True):
-        all_axes[2].plot(content["iterations"], curve, "--", color=color, lw=1)
-    all_axes[0].plot([], [], ":", color="#555555", label="g, or v (ori)")
-    all_axes[0].plot([], [], "-", color="#555555", label="m, or v (ours)")
-    all_axes[0].plot([], [], "--", color="#555555", lw=1, label="the same v for all")
-    all_axes[1].set_yscale("log")
-    figures.legend(figure, all_axes[0], 8)
-    return figure
-
-
 @common.experiment(__doc__, steps=5000, seeds=5, fast=(200, 2))
 def main(size: common.Size) -> None:
     dimension = 200 if size.fast else DIMENSION
     measures = measure(dimension, size.steps, size.seeds)
     points = measures["gap"].shape[-1]
     content = {
-        "settings": {
-            "dimension": dimension,
-            "num_directions": NUM_DIRECTIONS,
-            "learning_rate": LEARNING_RATE,
-            "smoothing": SMOOTHING,
-            "b2": B2,
-            "eps_root": EPS_ROOT,
-            "start": "uniform in [-1, 1)",
-            "seeds": size.seeds,
-        },
+        "settings": common.settings(dimension, size.seeds, b2=B2, eps_root=EPS_ROOT),
         "betas": BETAS,
         "iterations": np.arange(1, points + 1) * max(1, size.steps // POINTS),
         "measures": measures,
     }
-    common.finish(size.output / "moments", content, tables, plot)
+    common.finish(size.output / "moments", content, tables)
 
 
 if __name__ == "__main__":

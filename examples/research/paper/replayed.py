@@ -16,7 +16,7 @@ problems:
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import jax
@@ -31,23 +31,6 @@ from common.distributions import DISTRIBUTIONS
 from common.record import array, numbers
 from paper import common, decoder, tuned
 
-
-class Problem(NamedTuple):
-    """A loss to minimize in minibatches.
-
-    Attributes:
-      init: ``init(key)``, the parameters at the start.
-      loss: ``loss(params, minibatch)``.
-      sample: ``sample(key)``, a minibatch.
-      full_loss: ``full_loss(params)``, the loss that counts at the end.
-    """
-
-    init: Callable[[jax.Array], Any]
-    loss: Callable[[Any, Any], jax.Array]
-    sample: Callable[[jax.Array], Any]
-    full_loss: Callable[[Any], jax.Array]
-
-
 NUM_DIRECTIONS = 8  # K
 SMOOTHING = 5e-3  # μ
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
@@ -59,7 +42,7 @@ MOMENTS: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
 }
 
 
-def language() -> Problem:
+def language() -> tuned.Problem:
     sizes = decoder.Sizes(
         layers=2, width=32, heads=2, vocabulary=64, length=16, dtype="float32"
     )
@@ -83,7 +66,7 @@ def language() -> Problem:
         return decoder.loss_fn(params, tokens, sizes.heads)
 
     tests = jax.vmap(sample)(jax.random.split(jax.random.key(1), 64))
-    return Problem(
+    return tuned.Problem(
         init=lambda key: decoder.init(key, sizes),
         loss=loss,
         sample=sample,
@@ -93,12 +76,7 @@ def language() -> Problem:
     )
 
 
-def digits() -> Problem:
-    problem = tuned.digits()
-    return Problem(problem.init, problem.loss, problem.sample, problem.full_loss)
-
-
-PROBLEMS = {"digits": digits, "language": language}
+PROBLEMS = {"digits": tuned.digits, "language": language}
 
 
 def final_losses(
@@ -166,14 +144,8 @@ def derived(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @campaign(__doc__)
-@options.some("--problems", of=PROBLEMS, text="Problems")
-@click.option(
-    "--distributions",
-    type=click.Choice(list(DISTRIBUTIONS)),
-    multiple=True,
-    default=["low_rank", "rademacher", "sphere"],
-    help="Of directions; can be repeated.",
-)
+@options.listed("--problems", of=PROBLEMS, text="Problems")
+@options.listed("--distributions", of=DISTRIBUTIONS, text="Of directions")
 @click.option("--steps", type=options.COUNT, default=2000)
 @click.option("--seeds", type=options.COUNT, default=5)
 def main(

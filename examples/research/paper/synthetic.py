@@ -28,12 +28,15 @@ from common import figures, options
 from common.record import array
 from common.tables import Table
 from paper import common, functions
-from paper.common import COLORS, STRETCHED
+from paper.common import (
+    COLORS,
+    DIMENSION,
+    LEARNING_RATE,
+    NUM_DIRECTIONS,
+    SMOOTHING,
+    STRETCHED,
+)
 
-DIMENSION = 10_000
-NUM_DIRECTIONS = 10  # K
-LEARNING_RATE = 1e-3  # η
-SMOOTHING = 5e-3  # μ
 POINTS = 200  # How many points a curve has, besides the start.
 
 
@@ -144,7 +147,7 @@ def plot(content: dict[str, Any]) -> plt.Figure:
 
 
 @common.experiment(__doc__, steps=10_000, seeds=5, fast=(40, 2))
-@options.some("--functions", "chosen", of=functions.PROBLEMS, text="Functions")
+@options.listed("--functions", "chosen", of=functions.PROBLEMS, text="Functions")
 @click.option("--name", default="synthetic", help="Of the JSON and the PNG.")
 def main(size: common.Size, chosen: Sequence[str], name: str) -> None:
     dimension = 200 if size.fast else DIMENSION
@@ -154,16 +157,7 @@ def main(size: common.Size, chosen: Sequence[str], name: str) -> None:
         gaps[function] = dict(zip(methods, found, strict=True))
     points = gaps[chosen[0]]["R-AdaZO"].shape[1]
     content = {
-        "settings": {
-            "dimension": dimension,
-            "num_directions": NUM_DIRECTIONS,
-            "learning_rate": LEARNING_RATE,
-            "smoothing": SMOOTHING,
-            "b1": 0.9,
-            "b2": 0.99,
-            "start": "uniform in [-1, 1)",
-            "seeds": size.seeds,
-        },
+        "settings": common.settings(dimension, size.seeds, b1=0.9, b2=0.99),
         "iterations": np.arange(points) * max(1, size.steps // POINTS),
         "gaps": gaps,
     }

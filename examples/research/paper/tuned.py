@@ -30,7 +30,7 @@ import radazo_jax as zo
 from common import figures
 from common.record import array
 from common.tables import Table
-from paper import common, functions, theory
+from paper import common, functions
 from paper.common import COLORS, METHODS
 
 DIMENSION = 1000
@@ -73,10 +73,10 @@ class Problem(NamedTuple):
     loss: Callable[[Any, Any], jax.Array]  # (params, minibatch) -> scalar.
     sample: Callable[[jax.Array], Any]  # key -> minibatch.
     full_loss: Callable[[Any], jax.Array]  # params -> scalar.
-    every: int  # How many steps lie between two looks at the full loss.
-    targets: tuple[float, float]  # As fractions of the loss at the start.
-    curvature: float  # The mean at the start, roughly: ZO-SGD's η goes with 1/it.
-    steps: int  # Number of steps instead of 1000.
+    every: int = 1  # How many steps lie between two looks at the full loss.
+    targets: tuple[float, float] = (0.1, 0.01)  # Fractions of the loss at the start.
+    curvature: float = 1  # The mean at the start, roughly: ZO-SGD's η goes with 1/it.
+    steps: int = 1000
 
 
 # Function, and the targets, curvature and steps of its problem.
@@ -127,7 +127,6 @@ def problems(dimension: int) -> dict[str, Problem]:
             loss=lambda params, batch: fun(params),
             sample=lambda key: (),
             full_loss=fun,
-            every=1,
             targets=targets,
             curvature=curvature * dimension / 1000,
             steps=steps,
@@ -273,7 +272,7 @@ def summary(content: dict[str, Any]) -> Table:
     caption = (
         "ZO-AdaMM over R-AdaZO, each at its best η: evaluations (above 1, R-AdaZO "
         "needs fewer), and the best η itself (predicted: "
-        f"{theory.step_ratio(0.9):.2f} and {theory.step_ratio(0.99):.1f})"
+        f"{common.step_ratio(0.9):.2f} and {common.step_ratio(0.99):.1f})"
     )
     return Table(caption, headers, rows)
 

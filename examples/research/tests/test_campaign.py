@@ -17,7 +17,7 @@ def run(tmp_path):
         rows = [{"square": number**2, "power": 2}, {"square": number**3, "power": 3}]
         return rows if number == 2 else rows[0]
 
-    def run(*numbers, more=()):
+    def run(*numbers, more=(), keeps=False):
         @campaign("A campaign.")
         def main():
             return Campaign(
@@ -25,6 +25,7 @@ def run(tmp_path):
                 lambda rows: [*rows, {"sum": sum(row["square"] for row in rows)}],
                 {"device": "none"},
                 lambda rows: ["too large"] if rows[-1]["sum"] > 100 else [],
+                keeps=keeps,
             )
 
         done = CliRunner().invoke(main, ["--output", str(path), *more])
@@ -50,6 +51,15 @@ def test_rows_that_are_there_are_not_measured_again(run):
     _, content, measured = run(1, 2, 3, more=["--resume"])
     assert measured == [1, 2, 3]
     assert content["rows"][-1] == {"sum": 22}
+
+
+def test_rows_of_other_cases_are_kept_if_the_campaign_says_so(run):
+    run(1, 2)
+    _, content, measured = run(3, more=["--resume"], keeps=True)
+    assert measured == [1, 2, 3]
+    assert [row.get("number") for row in content["rows"]] == [1, 2, 2, 3, None]
+    _, content, _ = run(3, more=["--resume"])
+    assert [row.get("number") for row in content["rows"]] == [3, None]
 
 
 def test_what_failed_is_told_after_the_record_is_written(run):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from board import fits
+from board import class_methods, fits
 from board.fit_problems import GROUPS, NIST
 
 FAMILIES = {name: family for group in GROUPS.values() for name, family in group.items()}
@@ -27,10 +27,8 @@ def test_certified_parameters_are_near_the_minima():
 
 @pytest.mark.parametrize("tool", ["least_squares", "leastsq", "trf"])
 def test_a_tool_reaches_all_targets_of_an_easy_fit(tool):
-    def make():
-        return FAMILIES["Chwirut2"](np.random.default_rng(0))
-
-    found = fits.measured(make, tool, 0)
+    fit = FAMILIES["Chwirut2"](np.random.default_rng(0))
+    found = class_methods.measured(fit, 400, fits.TOOLS[tool], 0)
     assert None not in found["evaluations"] and found["gap"] < 1e-5
     assert found["evaluations"] == sorted(found["evaluations"])
 

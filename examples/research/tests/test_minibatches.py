@@ -14,11 +14,7 @@ _RECORDS = RECORDS / "board"
 @pytest.fixture(autouse=True)
 def _settings_of_a_user():
     """Problems mix ranks and dtypes."""
-    with (
-        jax.enable_x64(True),
-        jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
-    ):
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
@@ -36,6 +32,12 @@ def test_the_measured_rate_on_minibatches_is_as_the_page_says():
     assert f"{worst:.0f} % in its worst run" in page
 
 
+def test_the_loss_of_each_problem_is_finite():
+    for name, make in minibatches.PROBLEMS.items():
+        problem = make()
+        assert np.isfinite(problem.loss(problem.start, problem.held_out)), name
+
+
 def test_the_searched_rate_loses_nothing():
     ends = {name: [3.0, 2.0] for name in minibatches.METHODS}
     ends |= {
@@ -43,9 +45,13 @@ def test_the_searched_rate_loses_nothing():
         "rule × 8/3": [None, 2.0],
         "rule × 4/3": [0.0, 0.0],
     }
-    found = minibatches.lost({"start": 5.0, "ends": ends})
+    row = {"start": 5.0, "ends": ends}
+    found = minibatches.lost(row)
     np.testing.assert_array_equal(found["searched"], [0, 0])
     np.testing.assert_array_equal(found["rule × 8/3"], [np.inf, 0.25])
     np.testing.assert_array_equal(found[minibatches.RULE], [0.5, 0.25])
-    best = minibatches.lost({"start": 5.0, "ends": ends}, "best")
+    best = minibatches.lost(row, "best")
     np.testing.assert_array_equal(best[minibatches.RULE], [0.6, 0.4])
+    # The start does not count.
+    assert minibatches.ratio(row, minibatches.SEARCHED) == 0
+    np.testing.assert_allclose(minibatches.ratio(row, minibatches.RULE), np.log(2.5))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from board import networks
+from board import minibatches, networks
 from common import RECORDS
 from common.record import read
 
@@ -16,28 +16,17 @@ def test_the_record_is_as_the_page_says():
     """None diverges, all lose less than at the default μ, and the rate is near."""
     assert {row["network"] for row in ROWS} == set(networks.NETWORKS)
     for row in ROWS:
+        lost = {name: x.mean() for name, x in minibatches.lost(row).items()}
         ends = np.array(row["ends"][networks.MEASURED])
         assert np.all(ends < 0.85 * np.array(row["start"]))
         if row["network"] != "tanh":
-            default = networks.lost(row, networks.DEFAULT)
-            assert networks.lost(row, networks.MEASURED) < 0.6 * default
+            assert lost[networks.MEASURED] < 0.6 * lost[networks.DEFAULT]
         multiple = row["searched_rate"] / np.mean(row["learning_rates"])
         assert np.any(np.isclose(multiple, [1, 2], rtol=1e-3))
-        assert networks.lost(row, networks.MEASURED) < 0.15
+        assert lost[networks.MEASURED] < 0.15
         if row["network"] != "tanh":
             sizes = np.array(row["sizes"]) / row["searched_size"]
             assert np.all((sizes > 0.49) & (sizes < 2.1))
-
-
-def test_the_searched_pair_loses_nothing():
-    ends = {networks.MEASURED: [3.0, 2.0], networks.SEARCHED: [1.0, 1.0]}
-    row = {"start": [5.0, 4.0], "ends": ends}
-    assert networks.lost(row, networks.SEARCHED) == 0
-    # A mean of 2.5; 4.5 is no progress, and 1 is the searched pair's.
-    np.testing.assert_allclose(networks.lost(row, networks.MEASURED), 1.5 / 3.5)
-    # The start does not count.
-    assert networks.ratio(row, networks.SEARCHED) == 0
-    np.testing.assert_allclose(networks.ratio(row, networks.MEASURED), np.log(2.5))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_fast_run(name, tmp_path):
     done = _run(name, "--fast", "--output", output, *some)
     assert done.returncode == 0, done.stderr
 
-    assert f"Wrote {output / name}.json and {output / name}.png" in done.stdout
+    assert f"Wrote {output / name}.json" in done.stdout
     assert re.search(r"^-+(  -+)+$", done.stdout, re.MULTILINE)  # A table.
     assert "100%" in done.stderr  # A progress bar.
 
@@ -52,9 +52,10 @@ def test_fast_run(name, tmp_path):
     assert {"python", "jax", "optax", "radazo_jax"} <= set(content["versions"])
     assert content["settings"]["seeds"] == 2
 
-    image = (output / f"{name}.png").read_bytes()
-    assert image.startswith(b"\x89PNG\r\n\x1a\n")
-    assert int.from_bytes(image[16:20], "big") >= 200
+    if name != "moments":  # It has no figure.
+        image = (output / f"{name}.png").read_bytes()
+        assert image.startswith(b"\x89PNG\r\n\x1a\n")
+        assert int.from_bytes(image[16:20], "big") >= 200
 
     if name == "synthetic":
         for gaps in content["gaps"].values():

@@ -32,14 +32,6 @@ def run(command, *more):
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
-def test_the_command_of_each_record_runs(path):
-    command = json.loads(path.read_bytes())["command"]
-    done = run(command, "--help")
-    assert done.exit_code == 0, done.output
-    assert done.output.startswith("Usage: ")
-
-
-@pytest.mark.parametrize("path", FILES, ids=relative)
 def test_the_command_of_each_record_has_no_unknown_option(path):
     """The options are read in their order, and the last one is the wrong one."""
     command = json.loads(path.read_bytes())["command"]

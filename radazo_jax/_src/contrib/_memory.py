@@ -1,6 +1,6 @@
 """Parts of several estimators: past queries, wide arrays, one central difference."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,19 +25,19 @@ class QueryBuffer(NamedTuple):
     def directions(
         self, distribution: distributions.Distribution
     ) -> distributions.Direction:
-        """The directions, to be drawn again, stacked."""
+        """Returns the directions, to be drawn again, stacked."""
         keys = jax.random.wrap_key_data(self.key_data, impl="threefry2x32")
         return distributions.Direction(keys, self.numbers, self.scales, distribution)
 
     def followed_by(self, points: estimators.Points) -> "QueryBuffer":
-        """The buffer of the same size that ends with the directions of these points."""
+        """Returns the buffer of the same size that ends with the points' directions."""
         new = points.directions
         added = QueryBuffer(jax.random.key_data(new.key), new.number, new.scale)
         return jax.tree.map(followed_by, self, added)
 
 
 def empty(size: int) -> QueryBuffer:
-    """A buffer before the first query."""
+    """Returns a buffer before the first query."""
     return QueryBuffer(
         jnp.zeros((size, 2), jnp.uint32),
         jnp.zeros(size, jnp.uint32),
@@ -45,49 +45,53 @@ def empty(size: int) -> QueryBuffer:
     )
 
 
-def wide(x: Any) -> jax.Array:
-    """An array of at least float32."""
+def as_wide(x: jax.typing.ArrayLike) -> jax.Array:
+    """Returns an array of at least float32."""
     x = jnp.asarray(x)
     return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
 
 
-def wide_zeros(tree: Any) -> Any:
-    """Zeros like the leaves, of at least float32."""
-    return jax.tree.map(lambda x: jnp.zeros_like(wide(x)), tree)
+def wide_zeros(tree: optax.Params) -> optax.Params:
+    """Returns zeros like the leaves, of at least float32."""
+    return jax.tree.map(lambda x: jnp.zeros_like(as_wide(x)), tree)
 
 
-def widest(tree: Any) -> Any:
-    """The widest dtype of the leaves, but at least float32."""
-    dtypes = [wide(x).dtype for x in jax.tree.leaves(tree)]
-    return max(dtypes, key=lambda x: x.itemsize, default=jnp.dtype(jnp.float32))
+def none(shape: tuple[int, ...], like: optax.Params) -> jax.Array:
+    """Returns unknown values: the largest number, because NaN is a failed value.
 
-
-def none(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Values that are not known yet: the largest number, for those who look for NaN."""
+    Args:
+      shape: The shape of the values.
+      like: A tree, in whose widest dtype they are, but at least in float32.
+    """
+    dtypes = [as_wide(x).dtype for x in jax.tree.leaves(like)]
+    dtype = max(dtypes, key=lambda x: x.itemsize, default=jnp.dtype(jnp.float32))
     return jnp.full(shape, jnp.finfo(dtype).max, dtype)
 
 
 def known(values: jax.Array) -> jax.Array:
-    """The values with NaN for those that are not known yet."""
+    """Returns the values with NaN for those that are not known yet."""
     return jnp.where(values == jnp.finfo(values.dtype).max, jnp.nan, values)
 
 
-def mean_of_finite(values: jax.Array) -> jax.Array:
-    """The mean of the values that are finite; NaN without any."""
+def finite_mean(values: jax.Array) -> jax.Array:
+    """Returns the mean of the values that are finite; NaN without any."""
     return jnp.mean(values, where=jnp.isfinite(values))
 
 
 def along_tree(
-    points: estimators.Points, values: estimators.Values, smoothing: float, tree: Any
+    points: estimators.Points,
+    values: estimators.Values,
+    smoothing: float,
+    tree: optax.Params,
 ) -> estimators.Estimate:
-    """The estimate (f(θ + μ w) − f(θ − μ w)) / 2μ · w along one tree w.
+    """Returns the estimate (f(θ + μ w) − f(θ − μ w)) / 2μ · w along one tree w.
 
     If one of the values is not finite, the step is skipped.
     """
     above, below = values.along[0]
     slope = (above - below) / (2 * smoothing)
     return estimators.Estimate(
-        mean_of_finite(values.along),
+        finite_mean(values.along),
         slope=slope**2,
         num_values=jnp.where(jnp.isfinite(slope), 2, 0).astype(jnp.int32),
         gradient=points.of_tree(tree).scaled(slope),
@@ -99,6 +103,8 @@ def followed_by(old: jax.Array, new: jax.Array) -> jax.Array:
     return jnp.concatenate([old, new])[len(new) :]
 
 
-def updated_if_usable(estimate: estimators.Estimate, before: Any, after: Any) -> Any:
-    """The state after an estimate, or before it if no value could be used."""
+def updated_if_usable(
+    estimate: estimators.Estimate, before: optax.Params, after: optax.Params
+) -> optax.Params:
+    """Returns the state after an estimate, or before it if no value could be used."""
     return optax.tree.where(estimate.num_values > 0, after, before)

@@ -1,14 +1,13 @@
 """Differences along coordinates, those that matter more often."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax import distributions, estimators
-from radazo_jax._src import checks
+from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
 from radazo_jax.random import Positions
 
@@ -50,11 +49,11 @@ class CoordinateWise(estimators.GradientEstimator):
 
     def init(self, params: optax.Params) -> CoordinateWiseState:
         dimension = sum(p.size for p in jax.tree.leaves(params))
-        return CoordinateWiseState(_memory.none((dimension,), jnp.float32))
+        return CoordinateWiseState(_memory.none((dimension,), jnp.float32(0)))
 
     def points(
-        self, draw: estimators.Draw, params: optax.Params, state: Any
-    ) -> tuple[estimators.Points, Any]:
+        self, draw: estimators.Draw, params: optax.Params, state: CoordinateWiseState
+    ) -> tuple[estimators.Points, CoordinateWiseState]:
         dimension = sum(p.size for p in jax.tree.leaves(params))
         # By the inverse of the cumulative distribution.
         shares = jnp.cumsum(_probabilities(state.scores, self.uniform_fraction))
@@ -73,8 +72,8 @@ class CoordinateWise(estimators.GradientEstimator):
         points: estimators.Points,
         values: estimators.Values,
         params: optax.Params,
-        state: Any,
-    ) -> tuple[estimators.Estimate, Any]:
+        state: CoordinateWiseState,
+    ) -> tuple[estimators.Estimate, CoordinateWiseState]:
         moved = values.along
         slopes = (moved[:, 0] - moved[:, 1]) / (2 * self.smoothing)
         finite = jnp.isfinite(slopes)
@@ -89,7 +88,7 @@ class CoordinateWise(estimators.GradientEstimator):
         zeros = jnp.zeros(points.layout.dimension, coefficients.dtype)
         flat = zeros.at[chosen].add(coefficients)
         estimate = estimators.Estimate(
-            _memory.mean_of_finite(moved),
+            _memory.finite_mean(moved),
             slope=jnp.sum(coefficients * slopes),
             num_values=2 * used,
             gradient=points.of_flat(flat, params),
@@ -164,7 +163,7 @@ def coordinate_wise(
 
 
 def _probabilities(scores: jax.Array, uniform: float) -> jax.Array:
-    """p, [d]."""
+    """Returns p, [d]."""
     scores = _memory.known(scores)
     unseen = jnp.isnan(scores)
     mean = jnp.where(jnp.all(unseen), 1, jnp.nanmean(scores))

@@ -7,10 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax import distributions, estimators
-from radazo_jax._src import checks
+from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import updated_if_usable
 
 # Beyond these the queries take too much memory, and the equation too much time.
 MAX_DIMENSION = 10_000
@@ -24,7 +22,7 @@ _EXACT = jax.lax.Precision.HIGHEST
 
 
 def _square_root(squares: jax.Array) -> jax.Array:
-    """√x, whose derivative at 0 is 0: distances vanish on the diagonal and at θ."""
+    """Returns √x, with derivative 0 at 0: distances vanish on the diagonal and at θ."""
     positive = squares > 0
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0)
 
@@ -32,7 +30,7 @@ def _square_root(squares: jax.Array) -> jax.Array:
 def _matern(
     squares: jax.Array, away: jax.Array, scale: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The kernel of all pairs of queries, and its derivatives at θ."""
+    """Returns the kernel of all pairs of queries, and its derivatives at θ."""
     r = _square_root(5 * squares) / scale
     from_theta = _square_root(5 * jnp.sum(away**2, axis=1)) / scale
     along = 5 / (3 * scale**2) * (1 + from_theta) * jnp.exp(-from_theta)
@@ -72,7 +70,7 @@ class GaussianProcess(estimators.AlongDirections):
             )
         return GaussianProcessState(
             jnp.zeros((self.memory_size, dimension), jnp.float32),
-            _memory.none((self.memory_size,), _memory.widest(params)),
+            _memory.none((self.memory_size,), params),
         )
 
     def reduce(
@@ -89,7 +87,7 @@ class GaussianProcess(estimators.AlongDirections):
         ys = _memory.known(stored)
         used = jnp.isfinite(ys)
         away = jnp.where(used[:, None], xs - asked[:1], 0)
-        centered = jnp.where(used, ys - _memory.mean_of_finite(ys), 0)
+        centered = jnp.where(used, ys - _memory.finite_mean(ys), 0)
         # In units of a power of two, by which nothing is rounded.
         unit = jnp.ldexp(jnp.ones_like(ys[0]), jnp.frexp(jnp.max(abs(centered)))[1])
         centered = (centered / unit).astype(jnp.float32)
@@ -105,14 +103,14 @@ class GaussianProcess(estimators.AlongDirections):
         gradient = jnp.where(new > 0, gradient, jnp.nan)
         estimate = estimators.Estimate(
             jnp.where(
-                jnp.isfinite(values.base), values.base, _memory.mean_of_finite(added)
+                jnp.isfinite(values.base), values.base, _memory.finite_mean(added)
             ),
             slope=jnp.sum(gradient**2).astype(added.dtype),
             num_values=new,
             gradient=points.of_flat(gradient, params),
         )
         after = GaussianProcessState(xs, stored)
-        return estimate, updated_if_usable(estimate, state, after)
+        return estimate, _memory.updated_if_usable(estimate, state, after)
 
 
 @checks.checks_names
@@ -198,7 +196,7 @@ def _squared_distances(away: jax.Array) -> jax.Array:
 
 
 def _mean_distance(squares: jax.Array, used: jax.Array) -> jax.Array:
-    """The mean distance of the used pairs; 1 without any."""
+    """Returns the mean distance of the used pairs; 1 without any."""
     pairs = used[:, None] & used[None] & ~jnp.eye(len(used), dtype=bool)
     total = jnp.sum(jnp.where(pairs, _square_root(squares), 0))
     mean = total / jnp.maximum(jnp.sum(pairs), 1).astype(total.dtype)
@@ -208,7 +206,7 @@ def _mean_distance(squares: jax.Array, used: jax.Array) -> jax.Array:
 def _solved(
     rows: jax.Array, centered: jax.Array, used: jax.Array, jitter: float
 ) -> jax.Array:
-    """(k(X, X) + σ² I)⁻¹ y of the queries that are used; zero for the others."""
+    """Computes (k(X, X) + σ² I)⁻¹ y of queries that are used; zero for the others."""
     both = used[:, None] & used[None]
     identity = jnp.eye(len(used), dtype=rows.dtype)
     matrix = jnp.where(both, rows, identity)

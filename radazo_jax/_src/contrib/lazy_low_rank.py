@@ -2,14 +2,12 @@
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax import estimators
-from radazo_jax._src import checks
+from radazo_jax import checks, estimators
 from radazo_jax._src.contrib._memory import along_tree
 
 
@@ -24,8 +22,8 @@ class LazyLowRank(estimators.GradientEstimator):
     smoothing: float
 
     def points(
-        self, draw: estimators.Draw, params: optax.Params, state: Any
-    ) -> tuple[estimators.Points, Any]:
+        self, draw: estimators.Draw, params: optax.Params, state: tuple[()]
+    ) -> tuple[estimators.Points, tuple[()]]:
         # V depends on the period alone, so that nothing has to be kept.
         epoch = jnp.asarray(draw.step).astype(jnp.uint32) // self.period
         # Steps have keys of the run too: this one is no step's.
@@ -52,8 +50,8 @@ class LazyLowRank(estimators.GradientEstimator):
         points: estimators.Points,
         values: estimators.Values,
         params: optax.Params,
-        state: Any,
-    ) -> tuple[estimators.Estimate, Any]:
+        state: tuple[()],
+    ) -> tuple[estimators.Estimate, tuple[()]]:
         return along_tree(points, values, self.smoothing, points.shift), state
 
 

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax import distributions, estimators
-from radazo_jax._src import checks
+from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import QueryBuffer, updated_if_usable
+from radazo_jax._src.contrib._memory import QueryBuffer
 
 # Added to the inner products of directions of length one: those that are nearly
 # combinations of others would amplify rounding.
@@ -22,8 +21,10 @@ _RIDGE = 1e-4
 _NEAREST = 0.1
 
 
-def interpolated(among: jax.Array, slopes: jax.Array, used: jax.Array) -> jax.Array:
-    """The c of the shortest g = Σₖ cₖ aₖ with ⟨g, aₖ⟩ = slopesₖ.
+def shortest_interpolant(
+    among: jax.Array, slopes: jax.Array, used: jax.Array
+) -> jax.Array:
+    """Returns the c of the shortest g = Σₖ cₖ aₖ with ⟨g, aₖ⟩ = slopesₖ.
 
     If the slopes belong to a linear function, g is the projection of its gradient
     on the span of the aₖ, up to a ridge of 10⁻⁴.
@@ -78,7 +79,7 @@ class LinearInterpolation(estimators.AlongDirections):
         return LinearInterpolationState(
             _memory.empty(before * size),
             jax.tree.map(lambda p: jnp.stack([jnp.zeros_like(p)] * before), params),
-            _memory.none((before, size + 1), _memory.widest(params)),
+            _memory.none((before, size + 1), params),
         )
 
     def reduce(
@@ -93,7 +94,9 @@ class LinearInterpolation(estimators.AlongDirections):
         base, moved = values
         past = state.buffer.directions(self.distribution)
         away = jax.tree.map(
-            lambda old, p: _memory.wide(old) - _memory.wide(p)[None], state.past, params
+            lambda old, p: _memory.as_wide(old) - _memory.as_wide(p)[None],
+            state.past,
+            params,
         )
         among = estimators.gram([points.directions, past], points.layout, [away])
         matrix = jnp.asarray(rows, base.dtype)
@@ -110,7 +113,7 @@ class LinearInterpolation(estimators.AlongDirections):
         near = (squares >= closest) & (squares <= self.radius**2)
         used = jnp.isfinite(changes) & (near | (jnp.arange(len(rows)) < size))
         changes = jnp.where(used, changes, 0)
-        coefficients = interpolated(among, changes, used)
+        coefficients = shortest_interpolant(among, changes, used)
         new = jnp.sum(used[:size], dtype=jnp.int32)
         coefficients = jnp.where(new > 0, coefficients, jnp.nan)
         each = jnp.matmul(matrix.T, coefficients, precision=exact)
@@ -136,7 +139,7 @@ class LinearInterpolation(estimators.AlongDirections):
             ),
             _memory.followed_by(state.values, added[None]),
         )
-        return estimate, updated_if_usable(estimate, state, queries)
+        return estimate, _memory.updated_if_usable(estimate, state, queries)
 
 
 @checks.checks_names
@@ -202,12 +205,13 @@ def linear_interpolation(
     """
     memory_size = checks.check_int_at_least("memory_size", memory_size, 2)
     radius = checks.check_positive("radius", radius)
-    common = distribution, num_directions, smoothing
-    return LinearInterpolation(*common, memory_size, radius)
+    return LinearInterpolation(
+        distribution, num_directions, smoothing, memory_size, radius
+    )
 
 
 def _rows_of_points(size: int, before: int, smoothing: float) -> np.ndarray:
-    """The aᵢ as sums of new directions, past directions, and differences of θ.
+    """Returns the aᵢ as sums of new directions, past ones, and differences of θ.
 
     New points come first, followed by past points and past θ.
     """

@@ -8,10 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax import distributions, estimators
-from radazo_jax._src import checks
+from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import updated_if_usable
 
 
 class MomentumPerturbationState(NamedTuple):
@@ -42,7 +40,7 @@ class MomentumPerturbation(estimators.AlongDirections):
         return around_zero + (1 - self.b1) ** 2 * (1 - self.uncertainty)
 
     def _deviation(self, dimension: int) -> float:
-        """The standard deviation of the factor of the elements of u."""
+        """Returns the standard deviation of the factor of the elements of u."""
         return math.sqrt(self._variance * self.distribution.factor(dimension))
 
     def init(self, params: optax.Params) -> MomentumPerturbationState:
@@ -53,7 +51,7 @@ class MomentumPerturbation(estimators.AlongDirections):
         draw: estimators.Draw,
         params: optax.Params,
         state: MomentumPerturbationState,
-    ) -> tuple[estimators.Points, Any]:
+    ) -> tuple[estimators.Points, MomentumPerturbationState]:
         far = self.smoothing * self._deviation(
             sum(p.size for p in jax.tree.leaves(params))
         )
@@ -78,7 +76,7 @@ class MomentumPerturbation(estimators.AlongDirections):
         above, below = values.along[0]
         history = jax.tree.map(lambda m: jnp.where(above < below, -m, m), m)
         after = MomentumPerturbationState(history)
-        return estimate, updated_if_usable(estimate, state, after)
+        return estimate, _memory.updated_if_usable(estimate, state, after)
 
 
 @checks.checks_names

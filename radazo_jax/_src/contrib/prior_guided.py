@@ -9,11 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax import distributions, estimators
-from radazo_jax._src import checks
+from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import updated_if_usable
-from radazo_jax._src.contrib.linear_interpolation import interpolated
+from radazo_jax._src.contrib.linear_interpolation import shortest_interpolant
 
 
 class PriorGuidedState(NamedTuple):
@@ -42,11 +40,11 @@ class PriorGuided(estimators.AlongDirections):
 
     def points(
         self, draw: estimators.Draw, params: optax.Params, state: PriorGuidedState
-    ) -> tuple[estimators.Points, Any]:
+    ) -> tuple[estimators.Points, PriorGuidedState]:
         given = state.prior
         if self.prior is not None:
             given = _checked_prior(self.prior(params), params)
-        unit = jax.tree.map(_memory.wide, given)
+        unit = jax.tree.map(_memory.as_wide, given)
         # By its largest element first, whose square could overflow, or be 0.
         unit = _divided(unit, optax.tree.norm(unit, ord=jnp.inf))
         unit = jax.tree.map(lambda w: w.astype(jnp.float32), unit)
@@ -81,7 +79,7 @@ class PriorGuided(estimators.AlongDirections):
         finite = jnp.isfinite(slopes)
         used = finite & (jnp.diagonal(among) > 0)
         slopes = jnp.where(used, slopes, 0)
-        coefficients = interpolated(among, slopes, used)
+        coefficients = shortest_interpolant(among, slopes, used)
         count = jnp.sum(finite, dtype=jnp.int32)
         coefficients = jnp.where(count > 0, coefficients, jnp.nan)
         gradient = along.combine(coefficients[:size]).plus(coefficients[size], unit)
@@ -103,7 +101,7 @@ class PriorGuided(estimators.AlongDirections):
             )
         )
         estimate = estimate._replace(gradient=points.of_tree(tree))
-        return estimate, updated_if_usable(estimate, state, averaged)
+        return estimate, _memory.updated_if_usable(estimate, state, averaged)
 
 
 @checks.checks_names
@@ -168,21 +166,21 @@ def prior_guided(
       <https://arxiv.org/abs/2107.10110>.
     """
     decay = checks.check_unit_interval("decay", decay)
-    if prior is not None:
-        checks.check_fun(prior, "prior")
+    if not (prior is None or callable(prior)):
+        raise TypeError(f"prior must be a function of params; got {prior!r}.")
     return PriorGuided(distribution, num_directions, smoothing, prior, decay)
 
 
-def _divided(tree: Any, norm: jax.Array) -> optax.Params:
-    """The tree over its norm; zeros stay."""
+def _divided(tree: optax.Params, norm: jax.Array) -> optax.Params:
+    """Divides the tree by its norm; zeros stay."""
     inverse = jnp.where(norm > 0, 1 / norm, 0)
     return jax.tree.map(lambda w: inverse * w, tree)
 
 
-def _checked_prior(given: Any, params: optax.Params) -> Any:
-    """The prior; raises unless it is a tree like `params`."""
+def _checked_prior(given: optax.Params, params: optax.Params) -> optax.Params:
+    """Returns the prior; raises unless it is a tree like `params`."""
 
-    def shapes(tree: Any) -> Any:
+    def shapes(tree: optax.Params) -> optax.Params:
         return jax.tree.map(jnp.shape, tree)
 
     if shapes(given) != shapes(params):

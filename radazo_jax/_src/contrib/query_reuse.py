@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax import distributions, estimators
-from radazo_jax._src import checks
+from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import QueryBuffer, updated_if_usable
+from radazo_jax._src.contrib._memory import QueryBuffer
 
 
 class QueryReuseState(NamedTuple):
@@ -37,7 +36,7 @@ class QueryReuse(estimators.AlongDirections):
 
     def init(self, params: optax.Params) -> QueryReuseState:
         size = self.num_directions * self.memory_size
-        values = _memory.none((size,), _memory.widest(params))
+        values = _memory.none((size,), params)
         return QueryReuseState(_memory.empty(size), values)
 
     def reduce(
@@ -53,13 +52,13 @@ class QueryReuse(estimators.AlongDirections):
         ys = _memory.known(stored).astype(moved.dtype)
         used = jnp.isfinite(ys)
         count = jnp.sum(used).astype(ys.dtype)
-        slopes = jnp.where(used, ys - _memory.mean_of_finite(ys), 0) / self.smoothing
+        slopes = jnp.where(used, ys - _memory.finite_mean(ys), 0) / self.smoothing
         weight = jnp.asarray(points.factor, ys.dtype) / jnp.maximum(count - 1, 1)
         new = jnp.sum(jnp.isfinite(moved), dtype=jnp.int32)
         weight = jnp.where(new > 0, weight, jnp.nan)
         directions = queries.directions(self.distribution)
         estimate = estimators.Estimate(
-            _memory.mean_of_finite(moved),
+            _memory.finite_mean(moved),
             slope=weight * jnp.sum(slopes**2),
             num_values=new,
             gradient=estimators.LinearCombination(
@@ -67,7 +66,7 @@ class QueryReuse(estimators.AlongDirections):
             ),
         )
         after = QueryReuseState(queries, stored)
-        return estimate, updated_if_usable(estimate, state, after)
+        return estimate, _memory.updated_if_usable(estimate, state, after)
 
 
 @checks.checks_names

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax import distributions, estimators
-from radazo_jax._src import checks
+from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
 
 
@@ -28,7 +27,7 @@ class ResidualFeedback(estimators.AlongDirections):
     _constructor = "residual_feedback"
 
     def init(self, params: optax.Params) -> ResidualFeedbackState:
-        return ResidualFeedbackState(_memory.none((), _memory.widest(params)))
+        return ResidualFeedbackState(_memory.none((), params))
 
     def reduce(
         self,
@@ -38,7 +37,7 @@ class ResidualFeedback(estimators.AlongDirections):
         state: ResidualFeedbackState,
     ) -> tuple[estimators.Estimate, ResidualFeedbackState]:
         moved = values.along[:, 0]
-        value = _memory.mean_of_finite(moved)
+        value = _memory.finite_mean(moved)
         before = _memory.known(state.value).astype(value.dtype)
         before = jnp.where(jnp.isnan(before), value, before)
         found = estimators.Differences(value, moved - before)

@@ -1,17 +1,15 @@
 """Variance reduction by an anchor: ZO-SVRG."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax import distributions, estimators
-from radazo_jax._src import checks
+from radazo_jax import checks, distributions, estimators
 from radazo_jax._src.contrib import _memory
-from radazo_jax._src.contrib._memory import updated_if_usable
 
 
 class VarianceReducedState(NamedTuple):
@@ -48,9 +46,9 @@ class VarianceReduced(estimators.AlongDirections):
 
     def points(
         self, draw: estimators.Draw, params: optax.Params, state: VarianceReducedState
-    ) -> tuple[estimators.Points, Any]:
+    ) -> tuple[estimators.Points, VarianceReducedState]:
         away = jax.tree.map(
-            lambda a, p: _memory.wide(a) - _memory.wide(p),
+            lambda a, p: _memory.as_wide(a) - _memory.as_wide(p),
             _anchor_of(params, state),
             params,
         )
@@ -121,7 +119,7 @@ class VarianceReduced(estimators.AlongDirections):
             optax.tree.where(at_anchor, total, state.gradient),
             (state.count + 1) % self.period,
         )
-        return estimate, updated_if_usable(estimate, state, following)
+        return estimate, _memory.updated_if_usable(estimate, state, following)
 
 
 @checks.checks_names

@@ -1,1 +1,1 @@
-"""Distributions of random directions, their storage, and weighted sums."""
+"""Random numbers by position, distributions of directions, and weighted sums."""

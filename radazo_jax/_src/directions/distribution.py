@@ -10,27 +10,33 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.typing import ArrayLike
 
-from radazo_jax._src import xla
-from radazo_jax._src.configuration import Configuration
-from radazo_jax._src.directions import norm
+from radazo_jax._src.base import keys, xla
+from radazo_jax._src.base.configuration import Configuration
+from radazo_jax._src.base.trees import STATIC, Tree
+from radazo_jax._src.directions import generator, norm
 from radazo_jax._src.directions.elements import (
     DenseElements,
     Elements,
     LazyElements,
     draw,
 )
-from radazo_jax._src.directions.layout import Layout, Leaf, Part, layout_of
-from radazo_jax._src.directions.packing import GROUP, Packing
-from radazo_jax._src.numbers import counter, keys
-from radazo_jax._src.numbers.counter import Positions
-from radazo_jax._src.trees import STATIC
+from radazo_jax._src.directions.generator import Positions
+from radazo_jax._src.directions.layout import (
+    GROUP,
+    Layout,
+    Leaf,
+    Packing,
+    Part,
+    layout_of,
+)
 
 # The smallest arrays, with at most this many numbers together, are drawn as one: each
 # draw is code of its own, which a CPU compiles in 50 ms. Larger arrays keep their
@@ -61,14 +67,14 @@ class Direction:
     distribution: "Distribution" = dataclasses.field(metadata=STATIC)
     cached: tuple[Elements, ...] | None = None
 
-    def tree(self, layout: Layout) -> Any:
-        """All elements, as a tree like the parameters: float32."""
+    def tree(self, layout: Layout) -> Tree:
+        """Returns all elements, as a tree like the parameters: float32."""
         return jax.tree.unflatten(layout.treedef, elements(self, layout))
 
-    def inner_products(self, tree: Any, layout: Layout) -> jax.Array:
-        """⟨uₖ, w⟩ of stacked directions with a tree w: float32, [K]."""
+    def inner_products(self, tree: Tree, layout: Layout) -> jax.Array:
+        """Computes ⟨uₖ, w⟩ of stacked directions with a tree w: float32, [K]."""
 
-        def program(directions: Direction, tree: Any) -> jax.Array:
+        def program(directions: Direction, tree: Tree) -> jax.Array:
             total = jnp.zeros(len(directions.scale), jnp.float32)
             for i, w in enumerate(jax.tree.leaves(tree)):
                 flat = w.astype(jnp.float32).reshape(-1)
@@ -126,7 +132,7 @@ class Distribution(Configuration, abc.ABC):
 
     @abc.abstractmethod
     def factor(self, dimension: int) -> float:
-        """The c of E[u uᵀ] = I / c, by which estimators multiply.
+        """Returns the c of E[u uᵀ] = I / c, by which estimators multiply.
 
         Args:
           dimension: d, the number of coordinates of all leaves together.
@@ -147,7 +153,7 @@ class Distribution(Configuration, abc.ABC):
           The elements: float32, of the shape of the positions.
         """
 
-    def sample(self, key: jax.typing.ArrayLike, params: optax.Params) -> Direction:
+    def sample(self, key: ArrayLike, params: optax.Params) -> Direction:
         """Samples a direction for `params`.
 
         Args:
@@ -158,7 +164,7 @@ class Distribution(Configuration, abc.ABC):
           The direction, number 0 under the key.
         """
         layout = self._layout(params)
-        return sample(self, keys.as_key(key), jnp.uint32(0), layout)
+        return sample_direction(self, keys.as_key(key), jnp.uint32(0), layout)
 
     def materialize(self, direction: Direction, params: optax.Params) -> optax.Params:
         """Computes all elements of `direction`.
@@ -179,25 +185,25 @@ class Distribution(Configuration, abc.ABC):
     # numbers are drawn together or make factors, override the methods below.
 
     def _layout(self, params: optax.Params) -> Layout:
-        """The layout of the parameters, with the axes that it prescribes."""
+        """Returns the layout of the parameters, with the axes that it prescribes."""
         return layout_of(params)
 
     def _packing(self, dimension: int) -> Packing | None:
-        """The packing of neighbors; `None` if each number is drawn alone."""
+        """Returns the packing of neighbors; `None` if each number is drawn alone."""
         del dimension
         return None
 
     def _parts(self, leaf: Leaf) -> list[Part]:
-        """The arrays of random numbers from which the elements of a leaf are made."""
+        """Returns the arrays of random numbers that make the elements of a leaf."""
         return [Part(leaf.shape, leaf.offset)]
 
     def _joined(self, leaf: Leaf, parts: Sequence[Elements]) -> Elements:
-        """The elements of a leaf from these arrays, which may be stacked."""
+        """Returns the elements of a leaf from these arrays, which may be stacked."""
         del leaf
         return parts[0]
 
     def _most_together(self, num_directions: int) -> int:
-        """The number of numbers of a direction that are stored as one array."""
+        """Returns how many numbers of a direction are stored as one array."""
         del num_directions
         return MAX_TOGETHER
 
@@ -209,10 +215,10 @@ class UnitNorm(Distribution):
         return float(dimension)
 
 
-def sample(
+def sample_direction(
     distribution: Distribution, key: jax.Array, number: jax.Array, layout: Layout
 ) -> Direction:
-    """The direction of this number under a key, which is typed.
+    """Samples the direction of this number under a key, which is typed.
 
     The elements of a normalized direction are all drawn once, to find their norm.
     """
@@ -222,6 +228,28 @@ def sample(
     return Direction(key, number, scale, distribution)
 
 
+def sample_directions(
+    distribution: Distribution, key: jax.Array, numbers: ArrayLike, layout: Layout
+) -> Direction:
+    """Samples the directions of these numbers under a key, stacked.
+
+    Args:
+      distribution: The distribution.
+      key: A typed key, shape (). Direction k has the key `fold_in(key, k)`, unless the
+        distribution is `sequential`.
+      numbers: uint32, [K].
+      layout: The layout of the parameters.
+    """
+
+    def one(number: jax.Array) -> Direction:
+        own = key if distribution.sequential else generator.fold_in(key, number)
+        return sample_direction(distribution, own, number, layout)
+
+    # In turn if all elements of each are drawn, to find its norm.
+    numbers = jnp.asarray(numbers)
+    return lax.map(one, numbers) if distribution.normalized else jax.vmap(one)(numbers)
+
+
 def lazy(
     direction: Direction,
     leaf: Leaf,
@@ -229,7 +257,7 @@ def lazy(
     indices: Sequence[jax.Array] | None = None,
     stored: bool = False,
 ) -> Elements:
-    """The elements of a leaf before they are scaled, to be drawn when they are read.
+    """Returns the unscaled elements of a leaf, which are drawn when they are read.
 
     Args:
       direction: The direction.
@@ -241,7 +269,7 @@ def lazy(
     """
     distribution = direction.distribution
     if indices is None:
-        indices = counter.block(leaf.shape)
+        indices = generator.block(leaf.shape)
     parts = distribution._parts(leaf)
     # The rows of a block are not neighbors in a factor.
     order = tuple(range(len(leaf.shape))) if len(parts) == 1 else None
@@ -262,15 +290,17 @@ def lazy(
     return distribution._joined(leaf, drawn)
 
 
-def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
-    """All elements of a leaf before they are scaled: float32."""
+def values_of_leaf(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
+    """Returns all elements of a leaf before they are scaled: float32."""
 
     def element_by_element(direction: Direction) -> jax.Array:
         return lazy(direction, leaf, dimension).values()
 
     def together(direction: Direction) -> jax.Array:
         key, number = direction.key[None], direction.number[None]
-        [held] = stored(direction.distribution, key, number, (leaf,), dimension)
+        [held] = stored_elements(
+            direction.distribution, key, number, (leaf,), dimension
+        )
         values: jax.Array = jax.tree.map(lambda x: x[0], held).values()
         return values
 
@@ -280,14 +310,14 @@ def whole(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
     return lax.platform_dependent(direction, cpu=together, default=element_by_element)
 
 
-def stored(
+def stored_elements(
     distribution: Distribution,
     keys: jax.Array,
     numbers: jax.Array,
     leaves: Sequence[Leaf],
     dimension: int,
 ) -> tuple[Elements, ...]:
-    """The elements of some leaves of K directions, stacked, each number drawn once.
+    """Draws the elements of some leaves of K directions, stacked, each number once.
 
     Args:
       distribution: The distribution of the directions.
@@ -331,30 +361,30 @@ def stored(
     )
 
 
-def num_random(distribution: Distribution, leaf: Leaf) -> int:
-    """The number of random numbers from which the elements of a leaf are made."""
-    return sum(part.size for part in distribution._parts(leaf))
+def num_random(distribution: Distribution, leaves: Sequence[Leaf]) -> int:
+    """Returns the number of random numbers that make the elements of some leaves."""
+    return sum(part.size for leaf in leaves for part in distribution._parts(leaf))
 
 
 # Compiled as a whole outside of `jit`, and a part of the program under `jit`.
 @functools.partial(jax.jit, static_argnames="layout", inline=True)
 def elements(direction: Direction, layout: Layout) -> list[jax.Array]:
-    """All elements of `direction`, leaf by leaf, scaled: float32."""
+    """Returns all elements of `direction`, leaf by leaf, scaled: float32."""
     if direction.cached is not None:
         return [direction.scale * stored.values() for stored in direction.cached]
     return [
-        direction.scale * whole(direction, leaf, layout.dimension)
+        direction.scale * values_of_leaf(direction, leaf, layout.dimension)
         for leaf in layout.leaves
     ]
 
 
 def rows(directions: Direction, layout: Layout, i: int) -> jax.Array:
-    """The elements of leaf i of stacked directions, scaled: float32, [K, size]."""
+    """Returns the scaled elements of leaf i of K directions: float32, [K, size]."""
     leaf = layout.leaves[i]
     if directions.cached is not None:
         us = jax.vmap(lambda held: held.values())(directions.cached[i])
     else:
-        us = jax.vmap(lambda u: whole(u, leaf, layout.dimension))(directions)
+        us = jax.vmap(lambda u: values_of_leaf(u, leaf, layout.dimension))(directions)
     return directions.scale[:, None] * us.reshape(len(directions.scale), -1)
 
 
@@ -384,7 +414,7 @@ def _drawn_once(
     def draw_all(key: jax.Array, number: jax.Array) -> list[jax.Array]:
         def of_group(group: Sequence[Part]) -> jax.Array:
             at = [part.positions(dimension) for part in group]
-            return draw_at(key, number, counter.concatenate(at))
+            return draw_at(key, number, generator.concatenate(at))
 
         return list(map(of_group, groups))
 
@@ -394,7 +424,7 @@ def _drawn_once(
     found: dict[Part, jax.Array] = {}
     for group, together in zip(groups, drawn, strict=True):
         shapes = [part.shape for part in group]
-        split = jax.vmap(functools.partial(counter.split, shapes=shapes))
+        split = jax.vmap(functools.partial(generator.split_flat, shapes=shapes))
         alone = len(group) == 1
         arrays = split(together) if alone else xla.compute_once(split, together)
         found |= zip(group, arrays, strict=True)
@@ -402,7 +432,7 @@ def _drawn_once(
 
 
 def _groups(parts: Sequence[Part], max_together: int) -> list[list[Part]]:
-    """The parts that are drawn as one array: the smallest, and each other alone."""
+    """Returns the parts that are drawn as one array: the smallest; others are alone."""
     total, small, others = 0, [], []
     for part in sorted(parts, key=lambda part: part.size):
         total += part.size

@@ -12,19 +12,21 @@ import functools
 import math
 import string
 from collections.abc import Sequence
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from radazo_jax._src import xla
-from radazo_jax._src.directions.layout import Part
-from radazo_jax._src.directions.packing import GROUP, Packing
-from radazo_jax._src.numbers import counter
-from radazo_jax._src.numbers.counter import Positions
-from radazo_jax._src.trees import STATIC
+from radazo_jax._src.base import xla
+from radazo_jax._src.base.trees import STATIC
+from radazo_jax._src.directions import generator
+from radazo_jax._src.directions.generator import Positions
+from radazo_jax._src.directions.layout import GROUP, Packing, Part
+
+if TYPE_CHECKING:
+    from radazo_jax._src.directions.distribution import Distribution
 
 # Up to this many terms, a weighted sum of directions is one expression, which fuses
 # into whatever consumes it; beyond, it is a product that is stored.
@@ -115,8 +117,8 @@ class LazyElements(_Elementwise):
         count = packing.num_units(start, math.prod(shape))
 
         def drawn(first: Positions, key: jax.Array, number: jax.Array) -> jax.Array:
-            after = counter.low(jnp.arange(count, dtype=jnp.uint32))
-            at = counter.add(packing.first(first), after)
+            after = generator.low(jnp.arange(count, dtype=jnp.uint32))
+            at = generator.add(packing.first(first), after)
             return packing.draw(key, number, Positions(*at, self.dimension))
 
         def unpacked(first: Positions, units: jax.Array) -> Elements:
@@ -140,7 +142,7 @@ class LazyElements(_Elementwise):
         return elements.values().transpose(np.argsort(self.order))
 
     def _start_in_group(self, indices: Sequence[jax.Array]) -> int | None:
-        """The place of the first element in its group; `None` if it is not known."""
+        """Returns the place of the first element in its group; `None` if not known."""
         shape = self.part.shape
         cut = [i for i, n in enumerate(shape) if indices[i].size < n]
         strides = [math.prod(shape[axis + 1 :]) for axis in cut]
@@ -149,15 +151,15 @@ class LazyElements(_Elementwise):
 
 
 def draw(
-    distribution: Any, key: jax.Array, number: jax.Array, at: Positions
+    distribution: "Distribution", key: jax.Array, number: jax.Array, at: Positions
 ) -> jax.Array:
-    """The numbers that a distribution draws, which may be a custom one."""
+    """Draws the numbers of a distribution, which may be a custom one."""
     _check_positions_alone(distribution, at.dimension)
     return _drawn(distribution, key, number, at)
 
 
 @functools.lru_cache(maxsize=64)
-def _check_positions_alone(distribution: Any, dimension: int) -> None:
+def _check_positions_alone(distribution: "Distribution", dimension: int) -> None:
     """Raises if an element depends on the other positions, or on their shape.
 
     A draw by the shape of an array, as by `jax.random`, would give equal numbers to
@@ -174,7 +176,7 @@ def _check_positions_alone(distribution: Any, dimension: int) -> None:
                 distribution,
                 key,
                 number,
-                counter.positions((2,), offset=offset, dimension=dimension),
+                generator.positions((2,), offset=offset, dimension=dimension),
             )
             for offset in (0, 1)
         )
@@ -189,7 +191,7 @@ def _check_positions_alone(distribution: Any, dimension: int) -> None:
 
 
 def _drawn(
-    distribution: Any, key: jax.Array, number: jax.Array, at: Positions
+    distribution: "Distribution", key: jax.Array, number: jax.Array, at: Positions
 ) -> jax.Array:
     found = distribution.draw(key, number, at)
     shape = np.shape(at.lo)
@@ -254,7 +256,7 @@ class PackedSigns(_Elementwise):
 
 
 def sign(word: jax.Array, magnitude: float = 1.0) -> jax.Array:
-    """-magnitude if the lowest bit is set, else magnitude."""
+    """Returns -magnitude if the lowest bit is set, else magnitude."""
     bits = np.float32(magnitude).view(np.uint32)
     return lax.bitcast_convert_type((word << np.uint32(31)) | bits, jnp.float32)
 
@@ -289,7 +291,7 @@ class LowRankFactors:
 
 
 def _sum_of_products(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Σ a[k, …, ρ] b[k, …, ρ] over k and ρ; no axis varies in both factors."""
+    """Sums a[k, …, ρ] b[k, …, ρ] over k and ρ; no axis varies in both factors."""
     num, *shape, rank = jnp.broadcast_shapes(a.shape, b.shape)
     if num * rank <= _MAX_TERMS:
         terms = [a[k, ..., j] * b[k, ..., j] for j in range(rank) for k in range(num)]
@@ -307,7 +309,7 @@ def _sum_of_products(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def drop_constant_axes(factor: jax.Array, names: str) -> tuple[str, jax.Array]:
-    """A factor without the axes along which it is constant, and the others' names."""
+    """Drops axes along which a factor is constant, and returns the others' names."""
     kept = [axis for axis in range(factor.ndim - 1) if factor.shape[axis] != 1]
     shape = (*(factor.shape[axis] for axis in kept), factor.shape[-1])
     return "".join(names[axis] for axis in kept), factor.reshape(shape)

@@ -1,127 +1,45 @@
-"""Several directions: sampled, stored if that pays, and their weighted sum."""
+"""Weighted sums of directions, and their inner products."""
 
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial, reduce
+from operator import add
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 
-from radazo_jax._src import trees
-from radazo_jax._src.directions import distribution as distribution_module
-from radazo_jax._src.directions import norm
-from radazo_jax._src.directions.distribution import Direction, Distribution
+from radazo_jax._src.base import trees
+from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.base.trees import STATIC, Tree, widest
+from radazo_jax._src.base.xla import barrier, on_any_mesh, specs_of
+from radazo_jax._src.directions import generator, storage
+from radazo_jax._src.directions.distribution import (
+    Direction,
+    lazy,
+    rows,
+    values_of_leaf,
+)
 from radazo_jax._src.directions.elements import (
     DenseElements,
     Elements,
     LazyElements,
     LowRankFactors,
 )
-from radazo_jax._src.directions.layout import Layout, Leaf, Part
-from radazo_jax._src.numbers import counter, generator
-from radazo_jax._src.xla import barrier, on_any_mesh, specs_of
+from radazo_jax._src.directions.layout import Layout, Leaf
+from radazo_jax._src.directions.storage import Use
 
-# Up to this many directions taken in turn, the gradient is one expression, which
-# fuses into whatever consumes it; beyond, a loop with one accumulator.
-_MAX_UNROLLED = 8
-
-# Directions that are alive together are kept from the evaluations to the gradient up
-# to this many elements (64 MiB); beyond, they are drawn again.
-_MAX_KEPT = 2**24
-
-# Directions taken in turn are kept up to this many words (4 MiB), if that is chosen.
-_MAX_KEPT_IN_TURN = 2**20
-
-# Directions that take at most this fraction of the parameters are stored for the
-# gradient, and from the evaluations on if they are all alive then.
-_CACHED_SHARE = 8
-
-
-def sample(
-    distribution: Distribution,
-    key: jax.Array,
-    numbers: jax.typing.ArrayLike,
-    layout: Layout,
-) -> Direction:
-    """The directions of these numbers under a key, stacked.
-
-    Args:
-      distribution: The distribution.
-      key: A typed key, shape (). Direction k has the key `fold_in(key, k)`, unless the
-        distribution is `sequential`.
-      numbers: uint32, [K].
-      layout: The layout of the parameters.
-    """
-
-    def one(number: jax.Array) -> Direction:
-        own = key if distribution.sequential else generator.fold_in(key, number)
-        return distribution_module.sample(distribution, own, number, layout)
-
-    # In turn if all elements of each are drawn, to find its norm.
-    numbers = jnp.asarray(numbers)
-    return lax.map(one, numbers) if distribution.normalized else jax.vmap(one)(numbers)
-
-
-def sample_one(distribution: Distribution, key: jax.Array, layout: Layout) -> Direction:
-    """Direction 0 under a key, stacked, with its elements unless they are many."""
-    number = jnp.zeros(1, jnp.uint32)
-    if layout.dimension > _MAX_KEPT:
-        return cache(sample(distribution, key, number, layout), layout, True)
-    own = key if distribution.sequential else generator.fold_in(key, number[0])
-    scale = jnp.ones(1, jnp.float32)
-    return _keep(Direction(own[None], number, scale, distribution), layout)
-
-
-def cache(directions: Direction, layout: Layout, at_once: bool) -> Direction:
-    """The same directions, with their elements stored if that pays.
-
-    Args:
-      directions: Directions, stacked.
-      layout: The layout of the parameters.
-      at_once: Whether they are all alive at the same time anyway.
-    """
-    if directions.cached is not None:
-        return directions
-    stored, few = _stored(directions, layout)
-    # In turn, the elements of the others would be alive during every evaluation.
-    few = few and (at_once or len(directions.scale) == 1)
-    if few or (at_once and stored <= _MAX_KEPT):
-        return _keep(directions, layout)
-    return directions
-
-
-def are_few(directions: Direction, layout: Layout) -> bool:
-    """Whether a direction has few numbers, as factors of matrices do."""
-    one = _num_random(directions.distribution, layout)
-    return one * _CACHED_SHARE <= layout.dimension
-
-
-def cache_in_turn(directions: Direction, layout: Layout) -> Direction:
-    """The same directions, with their elements stored if they take little memory."""
-    words = len(directions.scale) * _num_random(directions.distribution, layout)
-    packing = directions.distribution._packing(layout.dimension)
-    if packing is not None and packing.width == 1:
-        words //= 32
-    few = directions.cached is None and words <= _MAX_KEPT_IN_TURN
-    return _keep(directions, layout) if few else directions
-
-
-def with_elements(direction: Direction, layout: Layout) -> Direction:
-    """A single direction with its elements."""
-    if direction.cached is not None:
-        return direction
-    stacked = jax.tree.map(lambda x: x[None], direction)
-    return jax.tree.map(lambda x: x[0], _keep(stacked, layout))
+_T = TypeVar("_T")
 
 
 def combine(
     coefficients: jax.Array, directions: Direction, layout: Layout, params: optax.Params
 ) -> optax.Params:
-    """Σₖ coefficientsₖ uₖ, a tree like `params`, sharded as it.
+    """Computes Σₖ coefficientsₖ uₖ, a tree like `params`, sharded as it.
 
     The sum is taken in the widest dtype of the parameters, at least float32.
 
@@ -145,7 +63,7 @@ def _combined_in_parts(
     directions: Direction,
     params: optax.Params,
     layout: Layout,
-    shardings: tuple[Any, ...],
+    shardings: tuple[jax.sharding.Sharding, ...],
 ) -> optax.Params:
     combined = _combined(coefficients, directions, layout, params)
     leaves = map(lax.with_sharding_constraint, jax.tree.leaves(combined), shardings)
@@ -159,7 +77,7 @@ def _combined(
 
     def program(
         coefficients: jax.Array, directions: Direction, params: optax.Params
-    ) -> Any:
+    ) -> Tree:
         sums = _sums(coefficients.astype(dtype), directions, layout)
         gradient = jax.tree.unflatten(layout.treedef, sums)
         return jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), gradient, params)
@@ -170,7 +88,7 @@ def _combined(
 def _sums(
     coefficients: jax.Array, directions: Direction, layout: Layout
 ) -> list[jax.Array]:
-    """The weighted sum of the directions, leaf by leaf."""
+    """Computes the weighted sum of the directions, leaf by leaf."""
     if directions.cached is not None:
         dtype = coefficients.dtype
         return [
@@ -184,16 +102,13 @@ def _sums(
     # has drawn these before, and keep them through the evaluations.
     coefficients, directions = barrier((coefficients, directions))
     size = len(coefficients)
-    stored, few = _stored(directions, layout)
-    # The loops below have accumulators of the size of the parameters.
-    in_a_loop = size > _MAX_UNROLLED
-    if few or (in_a_loop and stored <= layout.dimension):
-        return _sums(coefficients, _keep(directions, layout), layout)
+    if storage.are_stored(directions, layout, Use.SUMMED):
+        return _sums(coefficients, storage.store(directions, layout), layout)
 
     def of_leaf(leaf: Leaf) -> jax.Array:
         if size == 1:
             direction = jax.tree.map(lambda x: x[0], directions)
-            u = distribution_module.whole(direction, leaf, layout.dimension)
+            u = values_of_leaf(direction, leaf, layout.dimension)
             return coefficients[0] * (direction.scale * u).astype(coefficients.dtype)
         at_once, in_turn = (
             functools.partial(way, leaf=leaf, dimension=layout.dimension)
@@ -221,7 +136,7 @@ def _in_dtype(
 def _sum_at_once(
     coefficients: jax.Array, directions: Direction, leaf: Leaf, dimension: int
 ) -> jax.Array:
-    """The weighted sum on one leaf, as the sum over an axis of size K.
+    """Computes the weighted sum on one leaf, as the sum over an axis of size K.
 
     XLA's GPU backend makes it a loop within the kernel that consumes the sum, so that
     nothing is stored, and compiles the draw once. Its CPU backend would store all K,
@@ -238,84 +153,32 @@ def _sum_at_once(
 def _sum_in_turn(
     coefficients: jax.Array, directions: Direction, leaf: Leaf, dimension: int
 ) -> jax.Array:
-    """The weighted sum on one leaf, as an expression of K terms or as a loop."""
+    """Computes the weighted sum on one leaf, as an expression or as a loop."""
     size = len(coefficients)
 
-    def term(k: Any) -> jax.Array:
+    def term(k: jax.typing.ArrayLike) -> jax.Array:
         direction = jax.tree.map(lambda x: x[k], directions)
         u = _one_by_one(direction, leaf, dimension)
         return coefficients[k] * u.astype(coefficients.dtype)
 
-    def add(k: Any, gradient: jax.Array) -> jax.Array:
+    def add(k: jax.typing.ArrayLike, gradient: jax.Array) -> jax.Array:
         return gradient + term(k)
 
-    if size > _MAX_UNROLLED:
+    if size > storage.MAX_UNROLLED:
         # A loop for each: an optimizer may have used one before the next is made.
         return lax.fori_loop(1, size, add, term(0))
     return functools.reduce(lambda g, k: add(k, g), range(1, size), term(0))
 
 
 def _one_by_one(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
-    """The elements of a leaf, scaled, of which none shares a word with its neighbors.
+    """Returns the scaled elements of a leaf, none of which shares a word with others.
 
     The words of all K directions would be stored.
     """
-    u = distribution_module.lazy(direction, leaf, dimension)
+    u = lazy(direction, leaf, dimension)
     if isinstance(u, LazyElements):
         u = dataclasses.replace(u, order=None)
     return direction.scale * u.values()
-
-
-def _stored(directions: Direction, layout: Layout) -> tuple[int, bool]:
-    """The number of stored numbers of the directions, and whether they are few."""
-    one = _num_random(directions.distribution, layout)
-    stored = len(directions.scale) * one
-    return stored, stored * _CACHED_SHARE <= layout.dimension
-
-
-def _num_random(distribution: Distribution, layout: Layout) -> int:
-    """The number of random numbers of a direction."""
-    return sum(distribution_module.num_random(distribution, x) for x in layout.leaves)
-
-
-def _keep(directions: Direction, layout: Layout) -> Direction:
-    """The same directions with their elements, each number drawn once."""
-    distribution, scale = directions.distribution, directions.scale
-    # Several would be stored once more, when they are cut into leaves.
-    at_once = len(scale) == 1 and _are_one(distribution, layout)
-    leaves = layout.leaves
-    if at_once:
-        leaves = (Leaf((layout.dimension,), 0, "", None),)
-    stored = distribution_module.stored(
-        *(distribution, directions.key, directions.number),
-        *(leaves, layout.dimension),
-    )
-    if distribution.normalized:
-        # The norm of what is stored, so that nothing is drawn twice.
-        scale = jax.vmap(functools.partial(norm.inverse_norm_of, distribution))(stored)
-    if at_once:
-        flat = jax.vmap(lambda elements: elements.values())(stored[0])
-        parts = counter.split(flat[0], [leaf.shape for leaf in layout.leaves])
-        stored = tuple(DenseElements(part[None]) for part in parts)
-    return dataclasses.replace(directions, cached=stored, scale=scale)
-
-
-def _are_one(distribution: Distribution, layout: Layout) -> bool:
-    """Whether all leaves of a direction are drawn as one array, and cut.
-
-    Such a program compiles in a fraction of the time. Accelerators would copy what is
-    cut, and one array would not be sharded as the leaves are.
-    """
-    return (
-        jax.default_backend() == "cpu"
-        and jax.sharding.get_abstract_mesh().empty
-        and len(layout.leaves) > 1
-        and layout.dimension <= _MAX_KEPT
-        and all(
-            distribution._parts(leaf) == [Part(leaf.shape, leaf.offset)]
-            for leaf in layout.leaves
-        )
-    )
 
 
 # Number of elements in a block: 64 MiB of float32.
@@ -340,15 +203,15 @@ class Block(NamedTuple):
     @property
     def indices(self) -> list[jax.Array]:
         """The indices of the elements, as `counter.block` returns them."""
-        return counter.block(self.sizes, self.starts)
+        return generator.block(self.sizes, self.starts)
 
     def read(self, array: jax.Array) -> jax.Array:
-        """The block of an array like the leaf, of which some axes may have size 1."""
+        """Reads the block of an array like the leaf; some axes may have size 1."""
         sizes = [min(pair) for pair in zip(self.sizes, array.shape, strict=True)]
         return lax.dynamic_slice(array, self._starts_in(array), sizes)
 
     def write(self, array: jax.Array, part: jax.Array) -> jax.Array:
-        """The array with this part in the place of the block."""
+        """Returns the array with this part in the place of the block."""
         return lax.dynamic_update_slice(array, part, self._starts_in(array))
 
     def _starts_in(self, array: jax.Array) -> list[jax.Array]:
@@ -359,12 +222,12 @@ class Block(NamedTuple):
 
 
 def cuts(shape: tuple[int, ...], axis: int) -> bool:
-    """Whether the blocks of an array are shorter than it along an axis from this on."""
+    """Returns whether blocks of an array are shorter along an axis from this on."""
     return axis <= _cut_axis(shape)
 
 
 def _cut_axis(shape: tuple[int, ...]) -> int:
-    """The axis along which an array is cut into blocks; -1 if it is one block.
+    """Returns the axis along which an array is cut into blocks; -1 for one block.
 
     A block has one index along the axes before it, and all along the axes after it.
     """
@@ -372,9 +235,7 @@ def _cut_axis(shape: tuple[int, ...]) -> int:
     return max((i for i, n in enumerate(sizes) if n > MAX_ELEMENTS), default=-1)
 
 
-def for_each(
-    shape: tuple[int, ...], body: Callable[[Block, Any], Any], carry: Any
-) -> Any:
+def for_each(shape: tuple[int, ...], body: Callable[[Block, _T], _T], carry: _T) -> _T:
     """Calls `carry = body(block, carry)` for each block of an array, in a loop.
 
     Args:
@@ -392,10 +253,10 @@ def for_each(
     size = max(MAX_ELEMENTS // math.prod(after), 1)
     count, rest = divmod(shape[axis], size)
 
-    def of_size(size: int, count: int, first: int, carry: Any) -> Any:
+    def of_size(size: int, count: int, first: int, carry: _T) -> _T:
         grid = (*before, count)
 
-        def one(i: jax.Array, carry: Any) -> Any:
+        def one(i: jax.Array, carry: _T) -> _T:
             *at, j = jnp.unravel_index(i, grid)
             starts: list[Any] = [*at, first + j * size, *(0 for _ in after)]
             return body(Block(starts, (*(1 for _ in before), size, *after)), carry)
@@ -415,7 +276,7 @@ def combine_block(
     leaf: Leaf,
     dimension: int,
 ) -> jax.Array:
-    """Σᵢ coefficientsᵢ uᵢ on a block of a leaf.
+    """Computes Σᵢ coefficientsᵢ uᵢ on a block of a leaf.
 
     The time to compile does not grow with the number of directions.
 
@@ -436,14 +297,14 @@ def combine_block(
     words = packing is not None and packing.width == 1
 
     def draw(direction: Direction) -> Elements:
-        drawn = distribution_module.lazy(
-            direction, leaf, dimension, block.indices, stored=words
-        )
+        drawn = lazy(direction, leaf, dimension, block.indices, stored=words)
         if not isinstance(drawn, LowRankFactors):
             drawn = DenseElements(drawn.values())
         return jax.tree.map(lambda x: x.astype(dtype), drawn)
 
-    def add(total: jax.Array, some: Any) -> tuple[jax.Array, None]:
+    def add(
+        total: jax.Array, some: tuple[jax.Array, Direction]
+    ) -> tuple[jax.Array, None]:
         weights, directions = some
         return total + jax.vmap(draw)(directions).weighted_sum(weights), None
 
@@ -466,3 +327,144 @@ def combine_block(
     weights = in_turns(weights, jnp.zeros((), dtype))
     directions = jax.tree.map(lambda x: in_turns(x, x[0]), directions)
     return lax.scan(add, jnp.zeros(sizes, dtype), (weights, directions))[0]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LinearCombination:
+    """Σₖ cₖ uₖ + Σⱼ wⱼ Tⱼ: a few numbers and keys that stand for a gradient.
+
+    The tree of the size of the parameters exists only after `materialize`. An optimizer
+    that can work with coefficients and keys receives the combination as the extra
+    argument `combination`, and never causes the tree to be built.
+
+    Attributes:
+      coefficients: cₖ, real, [K]; `None` without directions.
+      directions: uₖ, stacked: [K]; `None` without directions.
+      layout: The layout of the parameters; static.
+      trees: Pairs of a weight wⱼ, shape (), and a tree Tⱼ like the parameters.
+    """
+
+    coefficients: jax.Array | None
+    directions: Direction | None
+    layout: Layout = dataclasses.field(metadata=STATIC)
+    trees: tuple[tuple[jax.Array, Any], ...] = ()
+
+    @classmethod
+    def of_tree(cls, tree: Tree, layout: Layout) -> "LinearCombination":
+        """Returns the combination that is a single tree like the parameters."""
+        return cls(None, None, layout).plus(jnp.ones((), jnp.float32), tree)
+
+    @classmethod
+    def of_flat(
+        cls, flat: jax.Array, layout: Layout, params: optax.Params
+    ) -> "LinearCombination":
+        """Returns the combination that is a vector of all coordinates, [d].
+
+        Args:
+          flat: The vector.
+          layout: The layout of the parameters.
+          params: θ, whose dtypes and shardings the tree has.
+        """
+
+        def program(flat: jax.Array, params: optax.Params) -> Tree:
+            leaves = [
+                flat[leaf.offset : leaf.offset + leaf.size].reshape(leaf.shape)
+                for leaf in layout.leaves
+            ]
+            tree = jax.tree.unflatten(layout.treedef, leaves)
+            return jax.tree.map(lambda x, p: x.astype(jnp.result_type(p)), tree, params)
+
+        return cls.of_tree(on_any_mesh(program, specs_of(params))(flat, params), layout)
+
+    def plus(self, weight: jax.Array, tree: Tree) -> "LinearCombination":
+        """Returns the combination with one more weighted tree."""
+        more: LinearCombination = dataclasses.replace(
+            self, trees=(*self.trees, (weight, tree))
+        )
+        return more
+
+    def scaled(self, factor: jax.Array) -> "LinearCombination":
+        """Multiplies the combination by a number, shape ().
+
+        Zero times a coefficient or a weight is zero, also if it is not finite.
+        """
+
+        def times(x: jax.Array) -> jax.Array:
+            return jnp.where(factor == 0, 0, factor.astype(x.dtype) * x)
+
+        coefficients = self.coefficients
+        scaled: LinearCombination = dataclasses.replace(
+            self,
+            coefficients=None if coefficients is None else times(coefficients),
+            trees=tuple((times(weight), tree) for weight, tree in self.trees),
+        )
+        return scaled
+
+    def materialize(self, params: optax.Params) -> optax.Params:
+        """Builds the tree.
+
+        Args:
+          params: θ, whose shapes, dtypes and shardings the result has.
+
+        Returns:
+          A tree like `params`. Sums are taken in float32, or in float64 if the
+          parameters or a tree are.
+        """
+        terms = [
+            jax.tree.map(partial(_times, weight), tree, params)
+            for weight, tree in self.trees
+        ]
+        if self.coefficients is not None and self.directions is not None:
+            like = terms[0] if terms else params
+            summed = combine(self.coefficients, self.directions, self.layout, like)
+            terms.append(summed)
+        return jax.tree.map(
+            lambda p, *leaves: reduce(add, leaves).astype(jnp.result_type(p)),
+            params,
+            *terms,
+        )
+
+
+def _times(weight: jax.Array, x: jax.Array, like: jax.Array) -> jax.Array:
+    dtype = widest((x, like))
+    return weight.astype(dtype) * x.astype(dtype)
+
+
+@checks_names
+def gram(
+    directions: Sequence[Direction], layout: Layout, trees: Sequence[Tree] = ()
+) -> jax.Array:
+    """Computes inner products of all pairs of directions and trees: float32, [n, n].
+
+    The elements of one leaf of all of them are alive at a time.
+
+    Args:
+      directions: Directions, each stacked; n counts them all, and the trees.
+      layout: The layout of the parameters, as of `Points`.
+      trees: Trees like the parameters, each stacked; they follow the directions.
+
+    Returns:
+      The products.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> draw, params = zo.estimators.Draw.once(jax.random.key(0)), jnp.zeros(3)
+      >>> points, _ = zo.forward_difference(num_directions=2).points(draw, params, ())
+      >>> products = zo.estimators.gram([points.directions], points.layout)
+      >>> bool(jnp.allclose(jnp.diagonal(products), 1))
+      True
+    """
+
+    def program(directions: Sequence[Direction], trees: Sequence[Tree]) -> jax.Array:
+        leaves = [jax.tree.leaves(tree) for tree in trees]
+        products = []
+        for i in range(len(layout.leaves)):
+            us = [rows(u, layout, i) for u in directions]
+            ws = [tree[i].astype(jnp.float32) for tree in leaves]
+            every = jnp.concatenate([*us, *(w.reshape(len(w), -1) for w in ws)])
+            products.append(jnp.matmul(every, every.T, precision=lax.Precision.HIGHEST))
+        return reduce(jnp.add, products)
+
+    return on_any_mesh(program, jax.P())(directions, trees)

@@ -4,26 +4,25 @@ from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 import optax
 
-from radazo_jax._src import checks, shown, trees
-from radazo_jax._src.contracts import GradientEstimator
-from radazo_jax._src.evaluators.external import narrow, unmasked
-from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.host import begin
-from radazo_jax._src.host.answers import Answers, Question, values_of
-from radazo_jax._src.host.table import Evaluations, Row, Table
-from radazo_jax._src.host.tally import Tally
+from radazo_jax._src.base import checks, shown, trees
+from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.estimates.contracts import GradientEstimator
+from radazo_jax._src.estimates.external import narrow, unmasked
+from radazo_jax._src.host.method_run import MethodRun, Question
+from radazo_jax._src.host.problem import Problem
+from radazo_jax._src.host.table import Evaluations, EvaluationTable, Row
 from radazo_jax._src.host.vectors import Vectors
-from radazo_jax._src.methods.contract import Box, Method
+from radazo_jax._src.methods.contract import Method
 from radazo_jax._src.methods.policy import untuned
-from radazo_jax._src.names import checks_names
-from radazo_jax._src.runs import told
 from radazo_jax._src.runs.results import Best, Stage
-from radazo_jax._src.runs.told import Stepper, Told
 from radazo_jax._src.steps import states
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
 from radazo_jax._src.steps.states import Run, SolverState
+from radazo_jax._src.train import stepper
+from radazo_jax._src.train.stepper import AskTellOptimizer, Stepper
 
 
 class AskTell:
@@ -32,66 +31,60 @@ class AskTell:
     It can be pickled between an `ask` and the values, if its method can be.
     """
 
-    def __init__(self, method: Method, problem: begin.Problem, table: Table):
-        """Begins, or continues from a table.
+    def __init__(self, problem: Problem, table: EvaluationTable):
+        """Begins the run, or continues it from a table.
 
         Args:
-          method: The method.
           problem: The problem.
-          table: The evaluations so far, which have begun.
+          table: The evaluations so far.
         """
-        self._method, self._problem = method, problem
-        self._questions = begin.questions(method, problem, limited=False)
-        self._residuals = begin.has_residuals(method)
-        self._tally = Tally(self._questions.start.params, begin.value_of(method))
-        self._answers = Answers(table, self._tally, lambda questions: None)
+        self._run = MethodRun(problem, table, limited=False)
         self._advance()
 
-    def __reduce__(self) -> Any:
-        vectors, box, key, _ = self._problem
-        words = np.asarray(jax.random.key_data(key))
-        given = vectors.tree, vectors.one(vectors.step), box, words
-        return _restored, (self._method, given, self.evaluations)
+    def __reduce__(self) -> tuple[object, ...]:
+        method, vectors, *others = self._run.problem
+        step = vectors.tree_of(vectors.step)
+        return _restored, (self.evaluations, vectors.tree, step, method, *others)
 
     def __repr__(self) -> str:
         return shown.on_a_line(
             self,
-            step=str(self._questions.step),
-            evaluations=str(self._tally.count),
+            step=str(self._run.questions.step),
+            evaluations=str(self._run.statistics.count),
             best=repr(self.best),
         )
 
     @property
     def best(self) -> Best:
         """The best point so far, its value, and the number of its evaluation."""
-        return self._tally.best.as_best(self._problem.vectors)
+        return self._run.best_of(self._run.statistics.best)
 
     @property
-    def params(self) -> Any:
+    def params(self) -> optax.Params:
         """The best point so far, a tree of NumPy arrays."""
         return self.best.params
 
     @property
     def ended(self) -> str:
         """The reason for which the method has ended, or an empty string."""
-        return self._questions.reason
+        return self._run.questions.reason
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages of the method, and why each of them followed."""
-        return tuple(self._questions.stages)
+        return tuple(self._run.questions.stages)
 
     @property
     def evaluations(self) -> Evaluations:
         """The table of all evaluations."""
-        return self._answers.table.shown()
+        return self._run.table.shown()
 
     @property
-    def fit(self) -> Any:
+    def fit(self) -> object:
         """The fit of a method of least squares; otherwise `None`."""
-        return self._questions.fit
+        return self._run.questions.fit
 
-    def ask(self) -> Any:
+    def ask(self) -> optax.Params:
         """Returns the points of the step whose values are not known yet.
 
         Another call returns the same points. They are the caller's.
@@ -109,11 +102,11 @@ class AskTell:
                 "ask must be called before the method ends; got a run that has ended: "
                 f"{self.ended}. Read its params."
             )
-        self._questions.check()
+        self._run.questions.check()
         points = np.array([question.point for question in self._missing])
-        return self._problem.vectors.trees(points)
+        return self._run.problem.vectors.tree_of(points)
 
-    def tell(self, values: Any) -> None:
+    def tell(self, values: npt.ArrayLike) -> None:
         """Takes values, and asks the method for the next points if it has all of them.
 
         Args:
@@ -126,45 +119,48 @@ class AskTell:
             another shape.
           RunError: As `ask`.
         """
-        self._questions.check()
+        self._run.questions.check()
+        residuals = self._run.problem.residuals
         given = checks.as_values(unmasked(values), np.float64)
-        n, ndim = len(self._missing), 2 if self._residuals else 1
+        n, ndim = len(self._missing), 2 if residuals else 1
         if given.ndim != ndim or not 0 < len(given) <= n:
-            shape = f"({n}, r), residuals" if self._residuals else f"({n},)"
+            shape = f"({n}, r), residuals" if residuals else f"({n},)"
             raise ValueError(
                 f"values must have one value per point, shape {shape}; got shape "
                 f"{given.shape}. Call ask first: it returns the points."
             )
         dtype = narrow(np.asarray(values))
         for question, value in zip(self._missing, given, strict=False):
-            number: Any = value if self._residuals else float(value)
+            number: Any = value if residuals else float(value)
             failure = "" if np.isfinite(value).all() else "failed"
             row = Row(question.name, number, failure, 0.0, question.repeat, dtype)
-            self._answers.table.add(row)
+            self._run.table.add(row)
         self._advance()
 
     def _advance(self) -> None:
         """Answers the method as far as the table does."""
-        questions, tally = self._questions, self._tally
+        run, questions = self._run, self._run.questions
         self._missing: list[Question] = []
         while questions.end is None and len(questions.asked.points):
-            found = self._answers.of_step(questions.asked)
-            self._missing = self._answers.missing(found)
+            asked = run.step_questions()
+            self._missing = run.missing(asked)
             # What is told of a step is known at once.
-            answers = self._answers.answered(found, np.inf)
+            answers = run.answered(asked)
             if self._missing:
                 return
-            values = values_of(answers, self._residuals)
-            if questions.answer(values, tally.resolution):
-                self._answers.restart()
+            run.send(answers)
 
 
-def _restored(method: Method, given: Any, evaluations: Evaluations) -> AskTell:
-    """A run that was pickled."""
-    tree, step, box, words = given
-    key = jax.random.wrap_key_data(words, impl="threefry2x32")
-    problem = begin.Problem(Vectors(tree, step), Box(*box), key, evaluations.line)
-    return AskTell(method, problem, Table(None, evaluations, evaluates_again=False))
+def _restored(
+    evaluations: Evaluations,
+    tree: optax.Params,
+    step: optax.Params,
+    method: Method,
+    *others: Any,
+) -> AskTell:
+    """Returns a run that was pickled."""
+    problem = Problem(method, Vectors(tree, step), *others)
+    return AskTell(problem, EvaluationTable(None, evaluations, evaluates_again=False))
 
 
 @checks_names
@@ -175,11 +171,11 @@ def ask_tell(
     *,
     key: jax.typing.ArrayLike = 0,
     bounds: BoundsLike | None = None,
-    step: Any = None,
+    step: optax.Params | None = None,
     evaluations: Evaluations | None = None,
     state: SolverState | None = None,
     best: Best | None = None,
-) -> AskTell | Told:
+) -> AskTell | AskTellOptimizer:
     """Minimizes a function that is evaluated by hand, or by anything else.
 
     `ask_tell(params, method)` takes the steps of `minimize`, and `ask_tell(params,
@@ -255,19 +251,16 @@ def ask_tell(
             )
     if not is_optimizer:
         method: Any = untuned() if optimizer is None else optimizer
-        begin.check_method(method)
-        begin.check_evaluations(evaluations)
-        problem = begin.problem(method, params, bounds, step, key)
-        table = Table(None, evaluations)
-        table.begin(problem.line)
-        return AskTell(method, problem, table)
+        table = EvaluationTable(None, evaluations)
+        problem = Problem.of(method, params, bounds, step, key)
+        table.begin(problem)
+        return AskTell(problem, table)
     states.check_run(optimizer, estimator)
     initial = trees.with_float64(params)
-    of_run: Any = None, None, optimizer, estimator, vectorized(), as_bounds(bounds)
-    run = Run(*of_run)
+    assert estimator is not None
+    run = Run(None, None, optimizer, estimator, bounds=as_bounds(bounds))
     with trees.precision_of(initial if state is None else state.params):
-        begun = told.begin(run, initial, key, state)
+        begun = stepper.begin(run, initial, key, state)
         # Copies are made later than calls return; the caller may write to `params`.
         jax.block_until_ready(begun)
-        start = Best(trees.as_numpy(begun.params))
-        return Told(Stepper(run, begun), start if best is None else best)
+        return AskTellOptimizer(Stepper(run, begun), best)

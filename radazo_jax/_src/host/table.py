@@ -13,17 +13,16 @@ failure for ever after. Failures that this call does not reach stay open for the
 import base64
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from radazo_jax._src import shown
-from radazo_jax._src.host.vectors import Vectors
-from radazo_jax._src.methods.contract import Box
+from radazo_jax._src.base import shown
+from radazo_jax._src.host.problem import Problem
 from radazo_jax._src.runs import lines
-from radazo_jax._src.runs.lines import Lines, OtherKindError, Path
+from radazo_jax._src.runs.lines import Entries, JsonLines, Numbers, OtherKindError, Path
 
 # The version of what lines mean. Files of another one are refused.
 FORMAT = 1
@@ -76,7 +75,7 @@ class Row:
 
 
 def name(point: np.ndarray) -> bytes:
-    """The name of a point, float64 [d], under which the table knows it."""
+    """Returns the name of a point, float64 [d], under which the table knows it."""
     data = point.tobytes()
     if len(point) <= _STORED:
         return data
@@ -101,7 +100,7 @@ class Evaluations:
       (2, True)
     """
 
-    def __init__(self, line: dict[str, Any], rows: list[Row], count: int):
+    def __init__(self, line: Entries, rows: list[Row], count: int):
         """Shows the first rows of a table.
 
         Args:
@@ -109,10 +108,10 @@ class Evaluations:
           rows: The rows of the table, which may grow.
           count: The number of them that are shown.
         """
-        self._line, self._rows, self._count = line, rows, count
+        self.line, self._rows, self._count = line, rows, count
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_line": self._line, "_rows": self.rows, "_count": self._count}
+    def __reduce__(self) -> tuple[object, ...]:
+        return Evaluations, (self.line, self.rows, self._count)
 
     def __len__(self) -> int:
         return self._count
@@ -130,13 +129,7 @@ class Evaluations:
         Raises:
           ValueError: If there is no file, or it is damaged or of another kind.
         """
-        table = Table(TableFile(path).read())
-        return cls(table.line, table.rows, len(table.rows))
-
-    @property
-    def line(self) -> dict[str, Any]:
-        """The entries that describe the run."""
-        return self._line
+        return EvaluationTable(TableFile(path).read()).shown()
 
     @property
     def rows(self) -> list[Row]:
@@ -146,7 +139,7 @@ class Evaluations:
     @property
     def points(self) -> np.ndarray | None:
         """The points, float64 [n, d]; `None` for more than 1,000 parameters."""
-        d = self._line["dimension"]
+        d = self.line["dimension"]
         if d > _STORED:
             return None
         data = b"".join(row.point for row in self.rows)
@@ -173,8 +166,8 @@ class Evaluations:
         return np.array([row.is_used for row in self.rows], bool)
 
 
-def stacked(values: list[Any]) -> np.ndarray:
-    """Values as an array, [n], or [n, m]; what failed has NaN in each place."""
+def stacked(values: Sequence[float | np.ndarray]) -> np.ndarray:
+    """Returns values as an array, [n], or [n, m]: NaN in each place if they failed."""
     shape = next((np.shape(x) for x in values if np.ndim(x)), ())
     if not shape:
         return np.array(values, np.float64)
@@ -182,7 +175,7 @@ def stacked(values: list[Any]) -> np.ndarray:
     return np.array(filled, np.float64)
 
 
-class TableFile(Lines):
+class TableFile(JsonLines):
     """The file of a table.
 
     Attributes:
@@ -198,7 +191,7 @@ class TableFile(Lines):
         super().__init__(path)
         self.rows: list[Row] = []
 
-    def take_first(self, fields: dict[str, Any]) -> dict[str, Any]:
+    def take_first(self, fields: Entries) -> Entries:
         if fields.get("table") != FORMAT:
             got = f"a table of the format {fields.get('table')!r}"
             if "table" not in fields:
@@ -214,7 +207,7 @@ class TableFile(Lines):
         known = {key: fields[key] for key in _COMPARED}
         return fields | known | {"key": lines.checked_key(fields["key"])}
 
-    def take(self, fields: dict[str, Any]) -> None:
+    def take(self, fields: Entries) -> None:
         assert self.line is not None
         if fields["number"] != len(self.rows):
             raise ValueError(f"it has the number {fields['number']!r}")
@@ -256,13 +249,15 @@ class TableFile(Lines):
 _ALWAYS = ("number", "point", "value", "seconds")
 
 
-def _written_point(data: bytes, dimension: int) -> Any:
+def _written_point(data: bytes, dimension: int) -> Numbers:
+    """Returns a point as a line has it."""
     if dimension <= _LISTED:
         return np.frombuffer(data, np.float64).tolist()
     return base64.b64encode(data).decode()
 
 
 def _read_point(written: Any, dimension: int) -> bytes:
+    """Reads what `_written_point` has written."""
     if isinstance(written, list):
         data = np.array(written, np.float64).tobytes()
     else:
@@ -272,7 +267,7 @@ def _read_point(written: Any, dimension: int) -> bytes:
     return data
 
 
-class Table:
+class EvaluationTable:
     """The rows of a run.
 
     Attributes:
@@ -280,6 +275,8 @@ class Table:
       rows: The rows, in the order in which their values arrived; a failure that was
         replaced is not among them.
       num_read: The number of rows of earlier calls.
+      path: The path of its file; `None` without one.
+      name: Its name in messages.
     """
 
     def __init__(
@@ -296,17 +293,24 @@ class Table:
           evaluates_again: Whether failures after the last finite value are evaluated
             again.
         """
-        self._file: TableFile | None = file
-        self.line: dict[str, Any] = {}
+        if not isinstance(evaluations, Evaluations | None):
+            raise TypeError(
+                "evaluations must be the evaluations of an earlier result; got "
+                f"{shown.tree(evaluations)}. Pass result.evaluations."
+            )
+        if file is not None and evaluations is not None:
+            raise ValueError(
+                "evaluations must be None with a journal, from which the run "
+                f"continues; got {len(evaluations)} evaluations."
+            )
+        self._file, self.path = file, None if file is None else file.path
+        self.name = "evaluations" if file is None else f"journal {file.path}"
+        known = evaluations if file is None else file
+        self.line = (known and known.line) or {}
         self.rows: list[Row] = []
         self._places: dict[tuple[bytes, int], int] = {}
-        found: list[Row] = []
-        if file is not None:
-            self.line, found = file.line or {}, list(file.rows)
-        elif evaluations is not None:
-            self.line, found = evaluations.line, evaluations.rows
         last: list[Row] = []  # The failures since the latest finite value.
-        for row in found:
+        for row in [] if known is None else list(known.rows):
             before = len(self.rows)
             taken = self._take(dataclasses.replace(row, is_used=False))
             if len(self.rows) == before:  # A call continued here: see below.
@@ -319,23 +323,21 @@ class Table:
             _open(last)
         self.num_read = len(self.rows)
 
-    def begin(self, line: dict[str, Any]) -> None:
+    def begin(self, problem: Problem) -> None:
         """Begins to add rows.
 
         Args:
-          line: The entries that describe the run.
+          problem: The problem.
 
         Raises:
           ValueError: If the table is of another start, key, dtype, box or grid.
         """
+        line = _line_of(problem)
         for key, words in _COMPARED.items() if self.line else ():
             found, given = self.line[key], line[key]
             if found != given:
-                named = "evaluations"
-                if self._file is not None:
-                    named = f"journal {self._file.path}"
                 raise ValueError(
-                    f"{named} must be of a run with the same arguments; "
+                    f"{self.name} must be of a run with the same arguments; "
                     f"{_difference(words, found, given)}. Pass the arguments of the "
                     "first call, or begin another run."
                 )
@@ -344,14 +346,14 @@ class Table:
         self.line = self.line or line
 
     def at(self, point: bytes, repeat: int) -> Row | None:
-        """The row of a point, `None` if it must be evaluated."""
+        """Returns the row of a point, `None` if it must be evaluated."""
         place = self._places.get((point, repeat))
         if place is None or self.rows[place].is_open:
             return None
         return self.rows[place]
 
     def is_evaluated_again(self, point: bytes, repeat: int) -> bool:
-        """Whether a point is evaluated again because it has failed."""
+        """Returns whether a point is evaluated again because it has failed."""
         place = self._places.get((point, repeat))
         return place is not None and self.rows[place].is_open
 
@@ -363,7 +365,7 @@ class Table:
         return row
 
     def shown(self) -> Evaluations:
-        """The rows so far."""
+        """Returns the rows so far."""
         return Evaluations(self.line, self.rows, len(self.rows))
 
     def _take(self, row: Row) -> Row:
@@ -386,33 +388,25 @@ def _open(rows: list[Row]) -> None:
         row.is_open = True
 
 
-def line_of(
-    vectors: Vectors, box: Box, key: jax.Array, residuals: bool
-) -> dict[str, Any]:
-    """The first line of a table, which describes its run.
-
-    Args:
-      vectors: The start and the grid.
-      box: The bounds.
-      key: The key of the run.
-      residuals: Whether values are residuals.
-    """
+def _line_of(problem: Problem) -> Entries:
+    """Returns the first line of a table, which describes its run."""
+    vectors = problem.vectors
     return {
         "table": FORMAT,
         "dimension": vectors.dimension,
         "params": lines.shapes(vectors.tree),
         "start": _entry(vectors.flat(vectors.tree)),
-        "key": np.asarray(jax.random.key_data(key)).tolist(),
-        "lower": _entry(box.lower),
-        "upper": _entry(box.upper),
+        "key": problem.seed,
+        "lower": _entry(problem.box.lower),
+        "upper": _entry(problem.box.upper),
         "step": _entry(vectors.step),
-        "residuals": residuals,
+        "residuals": problem.residuals,
         **lines.about(),
     }
 
 
-def _entry(vector: np.ndarray) -> Any:
-    """A vector as its numbers, the number that all are, or a checksum if d is large."""
+def _entry(vector: np.ndarray) -> Numbers:
+    """Returns a vector as numbers, as the number that all are, or a checksum."""
     if vector.size and np.all(vector == vector[0]):
         return lines.written_numbers(vector[0])
     if len(vector) <= _STORED:
@@ -421,7 +415,7 @@ def _entry(vector: np.ndarray) -> Any:
 
 
 def _difference(words: str, found: Any, given: Any) -> str:
-    """The first difference of two entries of first lines, in words."""
+    """Describes the first difference of two entries of first lines."""
     if isinstance(found, dict):
         at = next(x for x in [*found, *given] if found.get(x) != given.get(x))
         words, found, given = f"params{at}", found.get(at), given.get(at)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 
-from radazo_jax._src import checks, shown, trees
+from radazo_jax._src.base import checks, shown, trees
 from radazo_jax._src.methods.contract import Box
 from radazo_jax._src.steps import box
 from radazo_jax._src.steps.box import Bounds
@@ -28,7 +28,7 @@ def _fraction(step: float) -> tuple[float, float]:
 
 
 class Vectors:
-    """Converts between trees of parameters and vectors of float64.
+    """A conversion between trees of parameters and vectors of float64.
 
     Attributes:
       tree: The tree with which it was made, of NumPy arrays.
@@ -36,7 +36,7 @@ class Vectors:
       step: Spacing of the values of each parameter, 0 if it is continuous, shape [d].
     """
 
-    def __init__(self, params: optax.Params, step: Any = None):
+    def __init__(self, params: optax.Params, step: optax.Params | None = None):
         """Reads a tree.
 
         Args:
@@ -49,17 +49,19 @@ class Vectors:
         """
         self.tree = trees.as_numpy(params)
         leaves, self._treedef = jax.tree.flatten(self.tree)
-        self._kinds = [(leaf.shape, leaf.dtype) for leaf in leaves]
-        self._ends = np.cumsum([leaf.size for leaf in leaves], dtype=int).tolist()
-        self.dimension = self._ends[-1] if leaves else 0
-        self._exact = all(dtype == np.float64 for _, dtype in self._kinds)
+        self._leaves, self.dimension = [], 0
+        for leaf in leaves:
+            begin, self.dimension = self.dimension, self.dimension + leaf.size
+            place = slice(begin, self.dimension)
+            self._leaves.append((place, leaf.shape, leaf.dtype))
+        self._exact = all(dtype == np.float64 for *_, dtype in self._leaves)
         self.step = self._checked(step)
         self._gridded = self.step > 0
         steps, which = np.unique(self.step, return_inverse=True)
         fractions = np.array([_fraction(x) for x in steps.tolist()], np.float64)
         self._above, self._below = fractions.reshape(-1, 2)[which].T
 
-    def _checked(self, step: Any) -> np.ndarray:
+    def _checked(self, step: optax.Params | None) -> np.ndarray:
         """Returns the spacings as a vector, if they are as they must be."""
         if step is None:
             return np.zeros(self.dimension)
@@ -73,7 +75,7 @@ class Vectors:
             )
         return found
 
-    def flat(self, tree: Any) -> np.ndarray:
+    def flat(self, tree: optax.Params) -> np.ndarray:
         """Returns the vector of a tree like the parameters, or of a number: [d]."""
         found = self._vector(tree)
         if found is None:
@@ -83,7 +85,7 @@ class Vectors:
             )
         return found
 
-    def _vector(self, tree: Any) -> np.ndarray | None:
+    def _vector(self, tree: optax.Params) -> np.ndarray | None:
         """Returns the vector of numbers and arrays that broadcast to the leaves."""
         treedef: Any = self._treedef
         with suppress(TypeError, ValueError):
@@ -92,27 +94,18 @@ class Vectors:
             return np.concatenate(
                 [
                     np.broadcast_to(x, shape).ravel()
-                    for x, (shape, _) in zip(arrays, self._kinds, strict=True)
+                    for x, (_, shape, _) in zip(arrays, self._leaves, strict=True)
                 ]
                 or [np.zeros(0)]
             )
         return None
 
-    def trees(self, points: np.ndarray) -> Any:
-        """Returns points, [n, d], as a tree whose leaves have n rows."""
-        leaves, begin = [], 0
-        for (shape, dtype), end in zip(self._kinds, self._ends, strict=True):
-            part = points[:, begin:end].reshape(len(points), *shape)
-            leaves.append(part.astype(dtype))
-            begin = end
-        return jax.tree.unflatten(self._treedef, leaves)
-
-    def one(self, point: np.ndarray) -> Any:
-        """Returns the tree of a single point, [d], in arrays that nobody else has."""
-        leaves, begin = [], 0
-        for (shape, dtype), end in zip(self._kinds, self._ends, strict=True):
-            leaves.append(point[begin:end].astype(dtype).reshape(shape))
-            begin = end
+    def tree_of(self, points: np.ndarray) -> optax.Params:
+        """Returns points, [..., d], as a tree of arrays that nobody else has."""
+        leaves = [
+            points[..., place].astype(dtype).reshape(points.shape[:-1] + shape)
+            for place, shape, dtype in self._leaves
+        ]
         return jax.tree.unflatten(self._treedef, leaves)
 
     def round(self, points: np.ndarray) -> np.ndarray:
@@ -128,11 +121,10 @@ class Vectors:
         """Returns points, [..., d], rounded to the dtypes of the parameters."""
         if self._exact:
             return points
-        rounded, begin = points.copy(), 0
+        rounded = points.copy()
         with np.errstate(over="ignore"):
-            for (_, dtype), end in zip(self._kinds, self._ends, strict=True):
-                rounded[..., begin:end] = points[..., begin:end].astype(dtype)
-                begin = end
+            for place, _, dtype in self._leaves:
+                rounded[..., place] = points[..., place].astype(dtype)
         return rounded
 
     def _multiples(self, numbers: np.ndarray) -> np.ndarray:
@@ -161,10 +153,10 @@ class Vectors:
     def name(self, i: int) -> str:
         """Returns the name of the parameter of this number."""
         paths = jax.tree_util.tree_leaves_with_path(self.tree)
-        leaf = int(np.searchsorted(self._ends, i, side="right"))
-        path, shape = jax.tree_util.keystr(paths[leaf][0]), self._kinds[leaf][0]
-        place = np.unravel_index(i - self._ends[leaf] + int(np.prod(shape)), shape)
-        return f"params{path}{list(map(int, place)) or ''}"
+        leaf = next(k for k, x in enumerate(self._leaves) if i < x[0].stop)
+        place, shape, _ = self._leaves[leaf]
+        at = list(map(int, np.unravel_index(i - place.start, shape)))
+        return f"params{jax.tree_util.keystr(paths[leaf][0])}{at or ''}"
 
     def warn_of_rounding(self, start: np.ndarray) -> None:
         """Warns if a start, [d], is not the tree because this is no multiple."""
@@ -193,9 +185,7 @@ class Vectors:
         if not np.any(outside):
             return rounded
         next_to = np.empty_like(rounded)
-        begin = 0
-        for (_, dtype), end in zip(self._kinds, self._ends, strict=True):
-            part = rounded[begin:end].astype(dtype)
-            next_to[begin:end] = np.nextafter(part, dtype.type(sign * np.inf))
-            begin = end
+        for place, _, dtype in self._leaves:
+            part = rounded[place].astype(dtype)
+            next_to[place] = np.nextafter(part, dtype.type(sign * np.inf))
         return np.where(outside, next_to, rounded)

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from radazo_jax._src import checks
+from radazo_jax._src.base import checks
+from radazo_jax._src.base.names import checks_names
 from radazo_jax._src.methods import contract
 from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start, Steps
 from radazo_jax._src.methods.ends import Reason, decided, guarded
 from radazo_jax._src.methods.points import finite
-from radazo_jax._src.names import checks_names
 
 # Up to so many parameters, the whole covariance matrix is learned; beyond, its
 # diagonal.

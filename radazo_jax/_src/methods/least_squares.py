@@ -5,12 +5,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from radazo_jax._src import checks, shown
+from radazo_jax._src.base import checks, shown
+from radazo_jax._src.base.names import checks_names
 from radazo_jax._src.methods import contract
 from radazo_jax._src.methods.contract import Ask, Box, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.ends import Reason, decided
 from radazo_jax._src.methods.quadratic import Frame, in_box
-from radazo_jax._src.names import checks_names
 
 # Radius of the first trust region, length of the first differences, and limits of later
 # lengths, all in sizes of the parameters. The length is this share of the radius.

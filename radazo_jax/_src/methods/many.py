@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from radazo_jax._src import checks
+from radazo_jax._src.base import checks
+from radazo_jax._src.base.names import checks_names
 from radazo_jax._src.methods import contract
 from radazo_jax._src.methods.contract import Box, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.ends import decided, guarded
 from radazo_jax._src.methods.points import scaled
-from radazo_jax._src.names import checks_names
 
 # K is at least 10, because two of the K + 2 evaluations of a step are no directions. It
 # is at most 32, because a cycle of d directions should have many steps.

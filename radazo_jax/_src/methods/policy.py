@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from radazo_jax._src import checks
+from radazo_jax._src.base import checks
+from radazo_jax._src.base.names import checks_names
 from radazo_jax._src.methods import (
     contract,
     evolution,
@@ -27,7 +28,6 @@ from radazo_jax._src.methods.points import (
     forward,
     scaled,
 )
-from radazo_jax._src.names import checks_names
 
 # The first step sizes of a strategy: at a start, next to a jump, and once slopes have
 # led nowhere.

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from radazo_jax._src.base.names import checks_names
 from radazo_jax._src.methods import contract
 from radazo_jax._src.methods.contract import Box, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.ends import Reason, decided, guarded
-from radazo_jax._src.names import checks_names
 
 # The first radius, in sizes of the parameters, and the last one, as a share of it.
 _FIRST, _LAST = 0.1, 1e-7

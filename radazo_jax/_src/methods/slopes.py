@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from radazo_jax._src import checks
+from radazo_jax._src.base import checks
+from radazo_jax._src.base.names import checks_names
 from radazo_jax._src.methods import contract, noise
 from radazo_jax._src.methods.contract import Ask, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.ends import Reason, decided, guarded
@@ -18,7 +19,6 @@ from radazo_jax._src.methods.points import (
     forward,
     scaled,
 )
-from radazo_jax._src.names import checks_names
 
 # A step is accepted if it lowers the value by this share of what the slope promises,
 # and lengthened by the factor unless it has less than this share.

@@ -1,8 +1,6 @@
-"""Products with a perturbed matrix of low rank, which is never formed.
+"""Evaluation of equations, and rules of products with perturbed matrices."""
 
-x (W + s A Bᵀ) = x W + s (x A) Bᵀ, for any dimension numbers.
-"""
-
+import contextlib
 import math
 import string
 from collections.abc import Callable, Sequence
@@ -13,22 +11,49 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
+from jax.typing import DTypeLike
 
-from radazo_jax._src import xla
+from radazo_jax._src.base import xla
+from radazo_jax._src.base.trees import widest
 from radazo_jax._src.directions.elements import (
     LazyElements,
     LowRankFactors,
     drop_constant_axes,
 )
-from radazo_jax._src.perturb.equations import bind
-from radazo_jax._src.perturb.views import View
-from radazo_jax._src.trees import widest
+from radazo_jax._src.perturb.views import Value, View
+
+_DEBUG_INFO = core.DebugInfo("perturb", "perturb", None, None)
+
+
+def bind(eqn: core.JaxprEqn, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+    """Evaluates one equation at arrays: its primitive, with its parameters."""
+    given = {
+        atom: value
+        for atom, value in zip(eqn.invars, inputs, strict=True)
+        if not isinstance(atom, core.Literal)
+    }
+    jaxpr = core.Jaxpr((), list(given), eqn.outvars, [eqn], eqn.effects, _DEBUG_INFO)
+    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*given.values())
+
+
+def as_traced(eqn: core.JaxprEqn) -> contextlib.AbstractContextManager[None]:
+    """Returns the precision under which an equation was traced.
+
+    A program can enable 64 bits for a part of itself. Its equations do not say so, but
+    their dtypes do.
+    """
+    if jax.config.read("jax_enable_x64"):
+        return contextlib.nullcontext()
+    dtypes = [getattr(atom.aval, "dtype", None) for atom in (*eqn.invars, *eqn.outvars)]
+    if not any(isinstance(x, np.dtype) and x.itemsize >= 8 for x in dtypes):
+        return contextlib.nullcontext()
+    return jax.enable_x64(True)
 
 
 def dot_general(
     eqn: core.JaxprEqn, x: jax.Array, view: View, view_is_left: bool
 ) -> list[jax.Array] | None:
-    """`lax.dot_general` with a view on one side; `None` if it must be built."""
+    """Returns `lax.dot_general` with a view on one side; `None` if it must be built."""
     params = eqn.params
     contracted_left, contracted_right = params["dimension_numbers"][0]
     contracted = contracted_left if view_is_left else contracted_right
@@ -58,7 +83,7 @@ def dot_general(
 
 
 def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> list[jax.Array] | None:
-    """`lax.conv_general_dilated` with a kernel that is a view, or `None`."""
+    """Returns `lax.conv_general_dilated` with a kernel that is a view, or `None`."""
     params = eqn.params
     numbers = params["dimension_numbers"]
     out_axis, *rest = numbers.rhs_spec
@@ -93,7 +118,7 @@ def convolution(eqn: core.JaxprEqn, x: jax.Array, view: View) -> list[jax.Array]
 
 
 def _is_product(x: jax.Array, view: View) -> bool:
-    """Whether there are factors, and they are multiplied with a real array."""
+    """Returns whether there are factors, and they are multiplied with a real array."""
     return isinstance(view.u, LowRankFactors) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
@@ -103,9 +128,9 @@ def _chain(
     factors: Sequence[jax.Array],
     names_view: str,
     out: str,
-    precision: Any,
+    precision: lax.PrecisionLike,
 ) -> jax.Array:
-    """(x · first) · second, scaled; Z names the axis of the rank.
+    """Computes (x · first) · second, scaled; Z names the axis of the rank.
 
     The factors have the dtype in which the products are summed.
     """
@@ -145,10 +170,8 @@ def _chain(
     )
 
 
-def _halves(
-    factor: jax.Array, dtype: jax.typing.DTypeLike
-) -> tuple[jax.Array, jax.Array]:
-    """Two arrays of a 16-bit dtype with the sum `factor`, to twice as many digits."""
+def _halves(factor: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
+    """Splits `factor` into two arrays of a 16-bit dtype, to twice as many digits."""
     digits = jnp.finfo(dtype)
     # XLA would drop a conversion to the dtype and back.
     high = lax.reduce_precision(factor, int(digits.nexp), int(digits.nmant))
@@ -159,8 +182,10 @@ def _varies_along(factor: jax.Array) -> set[int]:
     return {axis for axis in range(factor.ndim - 1) if factor.shape[axis] > 1}
 
 
-def _names(x: jax.Array, y: jax.Array, numbers: Any) -> tuple[str, str, str]:
-    """Letters for the axes of both sides and of `lax.dot_general`'s result."""
+def _names(
+    x: jax.Array, y: jax.Array, numbers: lax.DotDimensionNumbers
+) -> tuple[str, str, str]:
+    """Returns letters for the axes of both sides and of `lax.dot_general`'s result."""
     (left, right), (left_batch, right_batch) = numbers
     letters = iter(string.ascii_lowercase)
     names_left = [next(letters) for _ in range(x.ndim)]
@@ -180,7 +205,7 @@ _MAX_BUILT, _BLOCK = 2**24, 2**22
 
 
 def product(
-    eqn: core.JaxprEqn, inputs: Sequence[Any], built: Sequence[jax.Array]
+    eqn: core.JaxprEqn, inputs: Sequence[Value], built: Sequence[jax.Array]
 ) -> Callable[[], list[jax.Array]] | None:
     """Returns a function that evaluates a product with one block after another.
 
@@ -249,14 +274,14 @@ def product(
     return in_blocks
 
 
-def _is_large(value: Any) -> bool:
-    """Whether a value is a view of many elements that are drawn to be used."""
+def _is_large(value: Value) -> bool:
+    """Returns whether a value is a view of many elements that are drawn to be used."""
     lazy = isinstance(value, View) and isinstance(value.u, LazyElements)
     return lazy and value.on_use is None and math.prod(value.shape) > _MAX_BUILT
 
 
 def _order_in_memory(view: View) -> list[int]:
-    """The axes of a view in the order that they have in its leaf.
+    """Returns the axes of a view in the order that they have in its leaf.
 
     A slice of a leaf that was transposed would be cut from a transposed copy.
     """

@@ -10,7 +10,7 @@ that the program has normalized already.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
+from radazo_jax._src.base.xla import row_major
 from radazo_jax._src.perturb.views import View
-from radazo_jax._src.xla import row_major
 
 OfMark = Callable[[jax.Array], jax.Array]
 
@@ -29,7 +29,7 @@ def transpose(permutation: Sequence[int]) -> OfMark:
 
 
 def reshape(shape: tuple[int, ...], sizes: Sequence[int]) -> OfMark:
-    """Axes of the marks that do not meet stay apart."""
+    """Reshapes a mark, of which axes that do not meet stay apart."""
     groups = _reshape_groups(shape, tuple(sizes))
 
     def of_mark(mark: jax.Array) -> jax.Array:
@@ -77,7 +77,7 @@ def reverse(dimensions: Sequence[int]) -> OfMark:
 
 
 def at(view: View, i: jax.Array, base: jax.Array) -> View:
-    """The i-th slice of a stack, of elements `base`, in a loop along the first axis."""
+    """Returns slice i of a stack, of elements `base`, in a loop along axis 0."""
 
     def of_mark(mark: jax.Array) -> jax.Array:
         if mark.shape[0] == 1:
@@ -92,9 +92,9 @@ def at(view: View, i: jax.Array, base: jax.Array) -> View:
 
 
 def gather(
-    view: View, starts: jax.Array, base: jax.Array, params: dict[str, Any]
+    view: View, starts: jax.Array, base: jax.Array, params: Mapping[str, Any]
 ) -> View:
-    """A look-up that has read `base`: only the elements read are drawn."""
+    """Returns a look-up that has read `base`: only the elements read are drawn."""
     if view.u is None:
         return dataclasses.replace(view, base=base)
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]

@@ -9,26 +9,24 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Container, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from radazo_jax._src import xla
+from radazo_jax._src.base import xla
+from radazo_jax._src.base.trees import Tree
 from radazo_jax._src.directions.elements import LazyElements, LowRankFactors
 from radazo_jax._src.perturb import products, rearrange, views
-from radazo_jax._src.perturb.equations import as_traced, bind
+from radazo_jax._src.perturb.products import as_traced, bind
 from radazo_jax._src.perturb.rearrange import OfMark
-from radazo_jax._src.perturb.views import View
-
-Value = Any  # An array or a View.
+from radazo_jax._src.perturb.views import Value, View
 
 _MAX_UNTIED = 2**16
 
 
-def evaluate(
+def interpret(
     jaxpr: core.ClosedJaxpr, args: Sequence[Value], ready: Container[int] = ()
 ) -> list[jax.Array]:
     """Evaluates `jaxpr` at arguments some of which are views.
@@ -46,14 +44,14 @@ def evaluate(
 
 def _interpret(
     jaxpr: core.Jaxpr,
-    consts: Sequence[Any],
+    consts: Sequence[jax.Array],
     args: Sequence[Value],
     ready: Container[int],
 ) -> list[Value]:
-    """Returns the outputs as `evaluate` does; they may be views."""
+    """Returns the outputs as `interpret` does; they may be views."""
     env: dict[core.Var, Value] = {}
 
-    def read(atom: Any) -> Value:
+    def read(atom: core.Var | core.Literal) -> Value:
         return atom.val if isinstance(atom, core.Literal) else env[atom]
 
     # What is built here once serves all equations here; a view may also be built
@@ -102,12 +100,12 @@ def _built(
     memo: dict[int, jax.Array] | None = None,
     ready: Container[int] = (),
 ) -> list[jax.Array]:
-    """`values` with the views among them built, after the other values.
+    """Returns `values` with the views among them built, after the other values.
 
     Args:
       values: Arrays and views.
       memo: Views that have been built already, by `id`; grows.
-      ready: As in `evaluate`.
+      ready: As in `interpret`.
     """
     memo = {} if memo is None else memo
     arrays = [value for value in values if isinstance(value, jax.Array)]
@@ -125,9 +123,9 @@ Rule = Callable[[core.JaxprEqn, list[Value]], "list[Value] | None"]
 
 
 def _structural(
-    rearrangement: Callable[[View, core.JaxprEqn, list[Any]], OfMark | None],
+    rearrangement: Callable[[View, core.JaxprEqn, list[Value]], OfMark | None],
 ) -> Rule:
-    """A rule for a primitive whose first operand, a view, is only rearranged."""
+    """Makes a rule for a primitive whose first operand, a view, is only rearranged."""
 
     def rule(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
         view, *others = inputs
@@ -143,7 +141,7 @@ def _structural(
 
 
 def _is_only_view(inputs: list[Value]) -> bool:
-    """Whether the first of the inputs is a view, with elements, and no other is."""
+    """Returns whether the first input is a view, with elements, and no other is."""
     view, *others = inputs
     if not isinstance(view, View) or any(isinstance(x, View) for x in others):
         return False
@@ -160,19 +158,19 @@ def _transpose(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     return [view.map(base, rearrange.transpose(permutation), order)]
 
 
-def _reshape(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark | None:
+def _reshape(view: View, eqn: core.JaxprEqn, _: list[Value]) -> OfMark | None:
     if eqn.params["dimensions"] is not None:
         return None
     return rearrange.reshape(view.shape, eqn.params["new_sizes"])
 
 
-def _squeeze(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark:
+def _squeeze(view: View, eqn: core.JaxprEqn, _: list[Value]) -> OfMark:
     dropped = eqn.params["dimensions"]
     sizes = [n for axis, n in enumerate(view.shape) if axis not in dropped]
     return rearrange.reshape(view.shape, sizes)
 
 
-def _expand(view: View, eqn: core.JaxprEqn, others: list[Any]) -> OfMark | None:
+def _expand(view: View, eqn: core.JaxprEqn, others: list[Value]) -> OfMark | None:
     if others:  # Sizes known only at run time.
         return None
     # If it repeats nothing, it only adds axes of size 1.
@@ -181,7 +179,7 @@ def _expand(view: View, eqn: core.JaxprEqn, others: list[Any]) -> OfMark | None:
     return None if repeats else rearrange.reshape(view.shape, shape)
 
 
-def _slice(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark | None:
+def _slice(view: View, eqn: core.JaxprEqn, _: list[Value]) -> OfMark | None:
     starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
     # Slices that overlap would each be drawn.
     size = math.prod(b - a for a, b in zip(starts, limits, strict=True))
@@ -190,14 +188,16 @@ def _slice(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark | None:
     return rearrange.slice_(starts, limits, eqn.params["strides"] or [1] * len(starts))
 
 
-def _dynamic_slice(view: View, eqn: core.JaxprEqn, starts: list[Any]) -> OfMark | None:
+def _dynamic_slice(
+    view: View, eqn: core.JaxprEqn, starts: list[Value]
+) -> OfMark | None:
     sizes = eqn.params["slice_sizes"]
     if len(starts) != len(sizes):  # Sizes known only at run time.
         return None
     return rearrange.dynamic_slice(eqn.primitive, starts, sizes)
 
 
-def _reverse(view: View, eqn: core.JaxprEqn, _: list[Any]) -> OfMark:
+def _reverse(view: View, eqn: core.JaxprEqn, _: list[Value]) -> OfMark:
     return rearrange.reverse(eqn.params["dimensions"])
 
 
@@ -270,7 +270,9 @@ _CALLS = {
 }
 
 
-def _call(jaxpr: Any, inputs: list[Value], ready: Container[int]) -> list[Value]:
+def _call(
+    jaxpr: core.Jaxpr | core.ClosedJaxpr, inputs: list[Value], ready: Container[int]
+) -> list[Value]:
     if isinstance(jaxpr, core.ClosedJaxpr):
         return _interpret(jaxpr.jaxpr, jaxpr.consts, inputs, ready)
     return _interpret(jaxpr, (), inputs, ready)
@@ -288,7 +290,7 @@ def _scan(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     init = _built(inputs[num_consts : num_consts + num_carry])
     stacks = inputs[num_consts + num_carry :]
 
-    def body(carry: list[jax.Array], xs: Any) -> tuple[Any, Any]:
+    def body(carry: list[jax.Array], xs: Tree) -> tuple[list[jax.Array], Tree]:
         i, slices = xs
         slices = [
             rearrange.at(stack, i, part) if isinstance(stack, View) else part
@@ -299,7 +301,7 @@ def _scan(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
         # a leaf must not be built once for all steps, ahead of the loop.
         inputs = [*(views.drawn_after(value, i) for value in consts), *carry, *slices]
         ready = {id(value) for value in inputs if params["unroll"] == 1}
-        outputs = evaluate(params["jaxpr"], inputs, ready)
+        outputs = interpret(params["jaxpr"], inputs, ready)
         return outputs[:num_carry], outputs[num_carry:]
 
     steps = jnp.arange(params["length"], dtype=jnp.uint32)
@@ -323,8 +325,8 @@ def _while(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     cond_consts, rest = inputs[:num_cond], inputs[num_cond:]
     body_consts, init = rest[:num_body], _built(rest[num_body:])
     return lax.while_loop(
-        lambda carry: evaluate(params["cond_jaxpr"], [*cond_consts, *carry])[0],
-        lambda carry: evaluate(params["body_jaxpr"], [*body_consts, *carry]),
+        lambda carry: interpret(params["cond_jaxpr"], [*cond_consts, *carry])[0],
+        lambda carry: interpret(params["body_jaxpr"], [*body_consts, *carry]),
         init,
     )
 
@@ -335,7 +337,8 @@ def _cond(eqn: core.JaxprEqn, inputs: list[Value]) -> list[Value] | None:
     index, *operands = inputs
     [index] = _built([index])
     branches = [
-        functools.partial(evaluate, jaxpr, operands) for jaxpr in eqn.params["branches"]
+        functools.partial(interpret, jaxpr, operands)
+        for jaxpr in eqn.params["branches"]
     ]
     return lax.switch(index, branches)
 

@@ -4,17 +4,17 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks, programs, trees
-from radazo_jax._src.directions.dense import Gaussian
+from radazo_jax._src.base import checks, programs, trees
+from radazo_jax._src.base.trees import Tree
 from radazo_jax._src.directions.distribution import Direction, Distribution
+from radazo_jax._src.directions.distributions import Gaussian, LowRank
 from radazo_jax._src.directions.layout import Layout, MatrixAxes, matrix_axes
-from radazo_jax._src.directions.low_rank import LowRank
 from radazo_jax._src.perturb import rules, views
 
 _T = TypeVar("_T")
@@ -60,8 +60,8 @@ def perturb(fun: Callable[..., _T]) -> Callable[..., _T]:
         params: optax.Params,
         direction: Direction,
         scale: jax.typing.ArrayLike,
-        *args: Any,
-        **kwargs: Any,
+        *args: Tree,
+        **kwargs: Tree,
     ) -> _T:
         params = trees.as_arrays(params)
         layout = direction.distribution._layout(params)
@@ -78,27 +78,27 @@ def evaluate(
     layout: Layout,
     direction: Direction,
     scale: jax.typing.ArrayLike,
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    args: tuple[Tree, ...] = (),
+    kwargs: Mapping[str, Tree] = MappingProxyType({}),
     in_loop: bool = True,
 ) -> _T:
-    """`perturb(fun)` for arrays with a known layout, which may be called in a loop."""
+    """Evaluates `perturb(fun)` for arrays with a known layout, also in a loop."""
     jaxpr, outputs_of = _trace(fun, params, args, kwargs)
     given = views.views_of(params, layout, direction, jnp.asarray(scale), in_loop)
-    return outputs_of(rules.evaluate(jaxpr, views.with_small_drawn(given)))
+    return outputs_of(rules.interpret(jaxpr, views.with_small_drawn(given)))
 
 
 def _trace(
     fun: Callable[..., _T],
     params: optax.Params,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> tuple[Any, Callable[[list[jax.Array]], _T]]:
-    """`fun` as a program of its parameters, and what makes its output."""
+    args: tuple[Tree, ...],
+    kwargs: Mapping[str, Tree],
+) -> tuple[Tree, Callable[[list[jax.Array]], _T]]:
+    """Traces `fun` as a program of its parameters, and what makes its output."""
     # Not the output itself, which holds tracers.
     static: list[trees.Static] = []
 
-    def of_params(params: optax.Params) -> list[Any]:
+    def of_params(params: optax.Params) -> list[Tree]:
         # New containers, as under jit: fun may write into them.
         new_args, new_kwargs = jax.tree.map(lambda x: x, (args, dict(kwargs)))
         output = fun(params, *new_args, **new_kwargs)
@@ -113,10 +113,10 @@ def _trace(
 
 def layout_for(
     distribution: Distribution,
-    fun: Callable[[optax.Params], Any] | None,
+    fun: Callable[[optax.Params], Tree] | None,
     params: optax.Params,
 ) -> Layout:
-    """The layout of the parameters, with the axes of the matrices that `fun` makes.
+    """Returns the layout of the parameters, with the axes of matrices in `fun`.
 
     The first use of a leaf decides. A product makes rows of the axes that it
     contracts and columns of those that it leaves; axes that are gone by then (a scan
@@ -149,7 +149,7 @@ def layout_for(
         # A new function each time: JAX remembers the programs of those it has traced,
         # and `fun` may have no hash, or read what has changed since.
         jaxpr = jax.make_jaxpr(lambda params: fun(params))(params)
-        rules.evaluate(jaxpr, given)
+        rules.interpret(jaxpr, given)
 
     jax.eval_shape(trace, jax.random.key(0), params)
     return layout.with_axes(found)

@@ -9,13 +9,14 @@ leaves are drawn once, before anything reads them.
 
 import dataclasses
 from collections.abc import Callable, Container, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import xla
+from radazo_jax._src.base import xla
+from radazo_jax._src.base.trees import at_least_float32
 from radazo_jax._src.directions import distribution
 from radazo_jax._src.directions.distribution import Direction
 from radazo_jax._src.directions.elements import (
@@ -25,7 +26,10 @@ from radazo_jax._src.directions.elements import (
     Marks,
 )
 from radazo_jax._src.directions.layout import Layout, Leaf
-from radazo_jax._src.trees import at_least_float32
+
+_T = TypeVar("_T")
+
+Value: TypeAlias = Any  # An array or a `View`.
 
 # The smallest leaves, with at most this many elements together, are drawn once for a
 # whole evaluation, however often a program reads them. A draw at each read would be a
@@ -83,10 +87,10 @@ class View:
     def map(
         self,
         base: jax.Array,
-        of_mark: Callable[[Any], Any],
+        of_mark: Callable[[jax.Array], jax.Array],
         order: tuple[int, ...] | None = None,
     ) -> "View":
-        """The view whose elements have become `base`; its marks follow.
+        """Returns the view whose elements have become `base`; its marks follow.
 
         Args:
           base: The unperturbed elements.
@@ -104,7 +108,7 @@ class View:
         return dataclasses.replace(self, base=base, u=u, mask=mask)
 
     def only_where(self, mask: jax.Array) -> "View":
-        """The view without noise at elements whose `mask`, broadcastable, is false."""
+        """Returns the view without noise at elements whose `mask` is false."""
         if isinstance(self.u, LowRankFactors):
             a = jnp.where(jnp.expand_dims(mask, -1), self.u.a, 0.0)
             return dataclasses.replace(self, u=LowRankFactors(a, self.u.b))
@@ -118,7 +122,7 @@ class View:
             self.on_use(self, set(contracted))
 
     def build(self, *after: jax.Array, ready: Container[int] = ()) -> jax.Array:
-        """The perturbed elements.
+        """Returns the perturbed elements.
 
         Args:
           *after: Values that must be computed before the elements are drawn.
@@ -147,7 +151,7 @@ class View:
         return xla.compute_once(rounded, u, self.norm, self.scale, after=after)
 
     def _sum(self, u: Elements, norm: jax.Array, scale: jax.Array) -> jax.Array:
-        """The perturbed elements, not rounded yet: at least float32."""
+        """Returns the perturbed elements, not rounded yet: at least float32."""
         wide = at_least_float32(self.base.dtype)
         u = u.with_marks(tuple(_sharded_like(self.base, mark) for mark in u.marks))
         noise = norm * u.values()
@@ -157,7 +161,7 @@ class View:
 
 
 def _sharded_like(base: jax.Array, mark: jax.Array) -> jax.Array:
-    """`mark`, of which each device needs what belongs to its part of `base`.
+    """Returns `mark`, of which each device needs what belongs to its part of `base`.
 
     Without a mesh around the program, `mark` stays whole.
     """
@@ -176,7 +180,7 @@ def views_of(
     scale: jax.Array,
     in_loop: bool = False,
 ) -> list[View]:
-    """The leaves of the parameters, perturbed by `direction`, unbuilt."""
+    """Returns the leaves of the parameters, perturbed by `direction`, unbuilt."""
     held = direction.cached or _unstored(direction, layout)
     leaves = jax.tree.leaves(params)
     scales = [scale.astype(at_least_float32(leaf.dtype)) for leaf in leaves]
@@ -187,7 +191,7 @@ def views_of(
 
 
 def with_small_drawn(given: Sequence[View]) -> list[View]:
-    """`given`, with the smallest lazy elements drawn."""
+    """Returns `given`, with the smallest lazy elements drawn."""
     room, small = _MAX_DRAWN_TOGETHER, []
     drawn = [i for i, view in enumerate(given) if isinstance(view.u, LazyElements)]
     for i in sorted(drawn, key=lambda i: given[i].base.size):
@@ -209,7 +213,7 @@ def with_small_drawn(given: Sequence[View]) -> list[View]:
 
 
 def _unstored(direction: Direction, layout: Layout) -> list[Elements]:
-    """The elements of a direction: factors, or drawn when they are read."""
+    """Returns the elements of a direction: factors, or drawn when they are read."""
 
     def lazy(direction: Direction, leaf: Leaf) -> Elements:
         return distribution.lazy(direction, leaf, layout.dimension)
@@ -228,8 +232,8 @@ def _unstored(direction: Direction, layout: Layout) -> list[Elements]:
     ]
 
 
-def drawn_after(value: Any, after: jax.Array) -> Any:
-    """`value` in a loop, drawn after `after` if it is a view to be drawn."""
+def drawn_after(value: _T, after: jax.Array) -> _T:
+    """Returns `value` in a loop, drawn after `after` if it is a view to be drawn."""
     if not isinstance(value, View):
         return value
     u = xla.tie(value.u, after) if isinstance(value.u, LazyElements) else value.u

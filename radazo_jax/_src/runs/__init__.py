@@ -1,1 +1,1 @@
-"""Runs: their state, their steps, their ends, and their records."""
+"""The loop of all runs, with budgets, results, and records."""

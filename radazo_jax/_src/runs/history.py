@@ -8,13 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from radazo_jax._src import shown, trees
-from radazo_jax._src.names import checks_names
+from radazo_jax._src.base import shown, trees
+from radazo_jax._src.base.names import checks_names
 from radazo_jax._src.runs import journal
-from radazo_jax._src.steps.states import StepInfo
+from radazo_jax._src.runs.lines import Path
+from radazo_jax._src.steps.states import SolverState, StepInfo
 
 # The numbers of each step, apart from the numbers in the states.
 _OF_A_STEP = ("value", "value_std", "slope", "evaluations", "failed")
+
+
+# The numbers of a step by name, or arrays of the numbers of several steps.
+StepNumbers = Mapping[str, jax.typing.ArrayLike]
 
 
 class History(NamedTuple):
@@ -46,11 +51,11 @@ class History(NamedTuple):
         return shown.on_a_line(
             self,
             value=shown.series(self.value),
-            scalars=shown.names(list(self.scalars)),
+            scalars=shown.some_names(list(self.scalars)),
         )
 
     @classmethod
-    def of(cls, parts: Sequence[Mapping[str, Any]]) -> "History":
+    def of(cls, parts: Sequence[StepNumbers]) -> "History":
         """Makes a history from the records of a custom loop.
 
         Args:
@@ -60,18 +65,12 @@ class History(NamedTuple):
         """
         sizes = [np.size(next(iter(part.values()))) for part in parts]
         total = sum(sizes)
-
-        def column(name: str) -> np.ndarray:
-            found = np.full(total, np.nan)
-            end = 0
-            for part, size in zip(parts, sizes, strict=True):
-                end += size
-                if name in part:
-                    found[end - size : end] = np.asarray(part[name])
-            return found
-
-        names = dict.fromkeys(name for part in parts for name in part)
-        columns = {name: column(name) for name in names}
+        columns = {name: np.full(total, np.nan) for part in parts for name in part}
+        end = 0
+        for part, size in zip(parts, sizes, strict=True):
+            end += size
+            for name, numbers in part.items():
+                columns[name][end - size : end] = np.asarray(numbers)
         none = np.full(total, np.nan)
         known = {name: columns.pop(name, none) for name in cls._fields[:-1]}
         if known["step"] is none:
@@ -79,7 +78,7 @@ class History(NamedTuple):
         return cls(**known, scalars=columns)
 
     @classmethod
-    def from_journal(cls, path: Any) -> "History":
+    def from_journal(cls, path: Path) -> "History":
         """Reads the journal of an optimizer's run, also while it is running.
 
         Args:
@@ -95,13 +94,13 @@ class History(NamedTuple):
         return cls.of([of_record(record) for record in found.records])
 
     def rows(self) -> Iterator[dict[str, float]]:
-        """The numbers of each step by name, for a writer such as TensorBoard's."""
+        """Yields the numbers of each step by name, for a writer like TensorBoard's."""
         columns = {**self._asdict(), **self.scalars}
         del columns["scalars"]
         for numbers in zip(*(x.tolist() for x in columns.values()), strict=True):
             yield dict(zip(columns, numbers, strict=True))
 
-    def write_csv(self, path: Any) -> None:
+    def write_csv(self, path: Path) -> None:
         """Writes a table with a line for each step.
 
         Args:
@@ -114,15 +113,9 @@ class History(NamedTuple):
             writer.writerows(self.rows())
 
 
-def losses(history: History, dtype: jax.typing.DTypeLike) -> np.ndarray:
-    """The loss in the dtype of a run, as results have it: [steps]."""
-    with np.errstate(all="ignore"):
-        return history.value.astype(dtype)
-
-
 @checks_names
 def scalars(state: object) -> dict[str, jax.Array | np.ndarray]:
-    """The floating-point numbers in a state, by name, to be logged.
+    """Returns the floating-point numbers in a state, by name, to be logged.
 
     Args:
       state: The state of a run, of `ask_tell`, of an Optax chain or of an estimator.
@@ -144,13 +137,13 @@ def scalars(state: object) -> dict[str, jax.Array | np.ndarray]:
     return _scalars(state, ())
 
 
-def names(state: Any) -> tuple[str, ...]:
-    """The names of the elements of `numbers` for a state of a run."""
+def names_of_numbers(state: SolverState) -> tuple[str, ...]:
+    """Returns the names of the elements of `numbers` for a state of a run."""
     return (*_OF_A_STEP, *_scalars(state, _OF_A_STEP))
 
 
-def numbers(info: StepInfo, state: Any) -> jax.Array:
-    """The numbers of a step: [names], in the widest dtype of the parameters.
+def numbers(info: StepInfo, state: SolverState) -> jax.Array:
+    """Returns the numbers of a step: [names], in the widest dtype of the parameters.
 
     Args:
       info: The values, the slope and the outcome of the step.
@@ -164,8 +157,8 @@ def numbers(info: StepInfo, state: Any) -> jax.Array:
     return jnp.stack([jnp.asarray(x).astype(dtype) for x in found])
 
 
-def of_values(values: Any) -> dict[str, Any]:
-    """Mean, standard deviation and counts of the values at the points of a step."""
+def of_values(values: jax.Array | np.ndarray) -> dict[str, jax.typing.ArrayLike]:
+    """Returns mean, standard deviation and counts of the values of a step."""
     xp = jnp if isinstance(values, jax.Array) else np
     finite = xp.isfinite(values)
     count = finite.sum(dtype=values.dtype)
@@ -180,21 +173,21 @@ def of_values(values: Any) -> dict[str, Any]:
     }
 
 
-def of_record(record: journal.Record) -> dict[str, Any]:
-    """The numbers of a step that its journal has, by name."""
-    times = {"step": record.step, "seconds": record.seconds}
-    return times | of_values(record.values)
+def of_record(record: journal.Record) -> dict[str, jax.typing.ArrayLike]:
+    """Returns the numbers of a step that its journal has, by name."""
+    found = of_values(record.values)
+    return found | {"step": record.step, "seconds": record.seconds}
 
 
-def _scalars(state: Any, taken: Sequence[str]) -> dict[str, Any]:
-    """`scalars`, with names other than those taken."""
+def _scalars(state: object, taken: Sequence[str]) -> dict[str, jax.Array | np.ndarray]:
+    """Returns `scalars`, with names other than those taken."""
     # A run has its parameters, of which moments and updates are trees.
     like: Any = jax.tree.structure(getattr(state, "params", None))
 
-    def is_leaf(x: Any) -> bool:
+    def is_leaf(x: object) -> bool:
         return like.num_leaves > 0 and jax.tree.structure(x) == like
 
-    found: dict[str, Any] = {}
+    found: dict[str, jax.Array | np.ndarray] = {}
     leaves = jax.tree_util.tree_leaves_with_path(state, is_leaf=is_leaf)
     for path, x in leaves:
         if isinstance(x, jax.Array | np.ndarray) and x.ndim == 0:

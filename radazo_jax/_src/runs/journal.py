@@ -6,26 +6,16 @@ it: a run that died of a bug continues once the bug is fixed.
 
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from radazo_jax._src import checks, programs, shown, trees
-from radazo_jax._src.runs.learning_rate import LearningRate
-from radazo_jax._src.runs.lines import (
-    Lines,
-    OtherKindError,
-    Path,
-    about,
-    checked_key,
-    read_numbers,
-    shapes,
-    texts,
-    written_numbers,
-)
+from radazo_jax._src.base import programs, shown, trees
+from radazo_jax._src.measure.learning_rate import LearningRate
+from radazo_jax._src.runs import lines
+from radazo_jax._src.runs.lines import Entries, OtherKindError, Path
 from radazo_jax._src.steps import box, step
-from radazo_jax._src.steps.box import Bounds
 from radazo_jax._src.steps.states import Run, SolverState
 
 # The version of what lines mean. Files of another one are refused.
@@ -55,19 +45,19 @@ class Record(NamedTuple):
     failures: tuple[str, ...] = ()
 
     @property
-    def lowest(self) -> Any:
+    def lowest(self) -> float:
         """The lowest finite value of a point, infinite if there is none."""
         return lowest(of_points(self.values))[1]
 
 
 def of_points(values: np.ndarray) -> np.ndarray:
-    """A value for each point, [n]: the mean if the function returns several."""
+    """Returns a value for each point, [n]: the mean if the function returns several."""
     with np.errstate(all="ignore"):  # The mean of infinities of both signs is NaN.
         return values if values.ndim == 1 else values.mean(1, dtype=values.dtype)
 
 
-def lowest(values: np.ndarray) -> tuple[int, Any]:
-    """The place of the lowest finite value, and the value; infinite if there is none.
+def lowest(values: np.ndarray) -> tuple[int, float]:
+    """Returns the place of the lowest finite value, and the value: infinite if none is.
 
     Args:
       values: The values, [n], with n of at least 1.
@@ -77,7 +67,7 @@ def lowest(values: np.ndarray) -> tuple[int, Any]:
     return i, finite[i]
 
 
-class Journal(Lines):
+class Journal(lines.JsonLines):
     """A file of the values of an optimizer's steps.
 
     Attributes:
@@ -93,7 +83,7 @@ class Journal(Lines):
         super().__init__(path)
         self.records: list[Record] = []
 
-    def take_first(self, fields: dict[str, Any]) -> dict[str, Any]:
+    def take_first(self, fields: Entries) -> Entries:
         expected, found = f"the format {FORMAT}", fields.get("format")
         of_points = found == FORMAT and fields["points"] is not None
         if not of_points:
@@ -106,16 +96,32 @@ class Journal(Lines):
             )
         if fields["dtype"] not in ("float32", "float64"):
             raise ValueError(f"its dtype is {fields['dtype']!r}")
-        return fields | {"key": checked_key(fields["key"]), "params": fields["params"]}
+        return fields | {
+            "key": lines.checked_key(fields["key"]),
+            "params": fields["params"],
+        }
 
-    def take(self, fields: dict[str, Any]) -> None:
+    def take(self, fields: Entries) -> None:
         assert self.line is not None
-        record = _record(fields, self.line)
+        values = np.array(lines.read_numbers(fields["values"]), self.line["dtype"])
+        params, failures = int(fields["params"], 16), fields.get("failures", ())
+        given = {
+            "values": values,
+            "params": params,
+            "failures": tuple(map(str, failures)),
+        }
+        record = Record(**fields | given)
+        if values.ndim not in (1, 2) or not values.size:
+            raise ValueError(f"its values have the shape {values.shape}")
+        if len(values) != self.line["points"]:
+            raise ValueError(
+                f"it has {len(values)} values, and not {self.line['points']}"
+            )
         if type(record.step) is not int or record.step != len(self.records):
             raise ValueError(f"it is of step {record.step!r}")
         self.records.append(record)
 
-    def begin(self, line: dict[str, Any]) -> None:
+    def begin(self, line: Entries) -> None:
         """Begins to write: cuts a line without its end, and writes a new run's line.
 
         Raises:
@@ -124,7 +130,7 @@ class Journal(Lines):
         self.check_same_run(line)
         super().begin(line)
 
-    def check_same_run(self, line: dict[str, Any]) -> None:
+    def check_same_run(self, line: Entries) -> None:
         """Raises if the journal belongs to another run, of which it names a part."""
         if self.line is None:
             return
@@ -141,7 +147,7 @@ class Journal(Lines):
     def append(self, record: Record) -> None:
         """Appends a record, which is in the file at once."""
         fields = record._asdict() | {
-            "values": written_numbers(record.values),
+            "values": lines.written_numbers(record.values),
             "params": f"{record.params:08x}",
             "seconds": float(f"{record.seconds:.3g}"),
         }
@@ -150,28 +156,10 @@ class Journal(Lines):
         self._write(fields)
 
 
-def _record(fields: dict[str, Any], line: dict[str, Any]) -> Record:
-    """The line of a step."""
-    values = np.array(read_numbers(fields["values"]), line["dtype"])
-    record = Record(
-        **fields
-        | {
-            "values": values,
-            "params": int(fields["params"], 16),
-            "failures": tuple(map(str, fields.get("failures", ()))),
-        }
-    )
-    if values.ndim not in (1, 2) or not values.size:
-        raise ValueError(f"its values have the shape {values.shape}")
-    if len(values) != line["points"]:
-        raise ValueError(f"it has {len(values)} values, and not {line['points']}")
-    return record
-
-
 def line_of_run(
     state: SolverState, run: Run, rate: LearningRate | None = None
-) -> dict[str, Any]:
-    """The first line of the journal of an optimizer, which identifies its run.
+) -> Entries:
+    """Returns the first line of the journal of an optimizer, which identifies its run.
 
     Args:
       state: The state before the first step.
@@ -179,32 +167,27 @@ def line_of_run(
       rate: The learning rate that was found before the first step.
     """
     points = programs.of(step.points_without_loss, run.estimator, state)(state)
-    return _line_of(state.params, state.key, run.bounds) | {
-        "estimator": shown.part(run.estimator),
-        "scales": np.asarray(points.scales[0]).tolist(),
-        "points": points.num_points,
-        "learning_rate": None if rate is None else rate._asdict(),
-        "dtype": str(trees.widest(state.params)),
-    }
-
-
-def _line_of(params: Any, key: jax.Array, bounds: Bounds | None) -> dict[str, Any]:
-    """The part of the first line that names the run."""
+    params, bounds = state.params, run.bounds
     with trees.precision_of(params):
         start = f"{int(trees.checksum_of(params)):08x}"
         given = None if bounds is None else box.as_trees(bounds, params)
     return {
         "format": FORMAT,
-        "key": np.asarray(jax.random.key_data(key)).tolist(),
-        "params": shapes(params),
+        "key": np.asarray(jax.random.key_data(state.key)).tolist(),
+        "params": lines.shapes(params),
         "start": start,
-        "bounds": texts(given),
-        **about(),
+        "bounds": lines.texts(given),
+        **lines.about(),
+        "estimator": shown.part(run.estimator),
+        "scales": np.asarray(points.scales[0]).tolist(),
+        "points": points.num_points,
+        "learning_rate": None if rate is None else rate._asdict(),
+        "dtype": str(trees.widest(params)),
     }
 
 
 def to_evaluate_again(found: Sequence[Record]) -> tuple[int, int] | None:
-    """The last step with a finite value, and the first point that has one."""
+    """Returns the last step with a finite value, and the first point that has one."""
     for i, record in reversed(list(enumerate(found))):
         finite = np.isfinite(of_points(record.values))
         if finite.any():
@@ -212,7 +195,9 @@ def to_evaluate_again(found: Sequence[Record]) -> tuple[int, int] | None:
     return None
 
 
-def warn_of_another_value(path: Path, record: Record, point: int, value: Any) -> None:
+def warn_of_another_value(
+    path: Path, record: Record, point: int, value: np.ndarray
+) -> None:
     """Warns if a point of a journal has another value now than it had then."""
     before = record.values[point]
     finite = np.isfinite(record.values)
@@ -223,9 +208,4 @@ def warn_of_another_value(path: Path, record: Record, point: int, value: Any) ->
         if same and np.all(np.abs(value - before) <= rounding):
             return
     old, new = (of_points(np.array([x]))[0] for x in (before, value))
-    checks.warn(
-        f"journal {os.fspath(path)} has the value {old:.9g} at a point of step "
-        f"{record.step}, at which fun now returns {new:.9g}. Unless fun is noisy, it "
-        "is another function: the run continues with it from the values of the "
-        "journal. To begin anew, give another path."
-    )
+    lines.warn_of_another_function(os.fspath(path), record.step, old, new)

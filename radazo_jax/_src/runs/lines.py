@@ -15,17 +15,20 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
+import optax
 
-from radazo_jax._src import checks
+from radazo_jax._src.base import checks
 
 Path = str | os.PathLike[str]
+Entries = dict[str, Any]  # Of a line of JSON.
+Numbers = float | str | list[Any]
 
 _LONGEST = 1 << 26  # Bytes of a line that are read.
 _LOCKED = (1 << 31) - 2  # The byte that is locked on Windows, after all lines.
@@ -39,7 +42,7 @@ class OtherKindError(ValueError):
     """The error of a file that another version, or another kind of run, wrote."""
 
 
-class Lines(abc.ABC):
+class JsonLines(abc.ABC):
     """A file of lines, of which the first one describes the run.
 
     Attributes:
@@ -55,14 +58,14 @@ class Lines(abc.ABC):
     door: ClassVar[str]
 
     def __init__(self, path: Path):
-        """A file of which nothing is read yet."""
+        """Reads nothing yet."""
         self.path = os.fspath(path)
-        self.line: dict[str, Any] | None = None
+        self.line: Entries | None = None
         self._size = self._checksum = 0  # Of all complete lines.
         self._file: Any = None
 
     @abc.abstractmethod
-    def take_first(self, fields: dict[str, Any]) -> dict[str, Any]:
+    def take_first(self, fields: Entries) -> Entries:
         """Returns the entries of the first line, checked.
 
         Raises:
@@ -70,7 +73,7 @@ class Lines(abc.ABC):
         """
 
     @abc.abstractmethod
-    def take(self, fields: dict[str, Any]) -> None:
+    def take(self, fields: Entries) -> None:
         """Takes the entries of the next line, which it checks."""
 
     @contextmanager
@@ -163,14 +166,14 @@ class Lines(abc.ABC):
             + checks.refer_to(self.door)
         )
 
-    def begin(self, line: dict[str, Any]) -> None:
+    def begin(self, line: Entries) -> None:
         """Begins to write: cuts a line without its end, and writes a new run's line."""
         self._file.truncate(self._size)
         if self.line is None:
             self.line = line
             self._write(line)
 
-    def _write(self, fields: dict[str, Any]) -> None:
+    def _write(self, fields: Entries) -> None:
         """Writes a line, which is in the file at once."""
         body = json.dumps(fields, separators=(",", ":")).encode()[:-1]
         checksum = zlib.crc32(body, self._checksum)
@@ -186,30 +189,30 @@ class Lines(abc.ABC):
         self._size += len(line)
 
 
-def written_numbers(values: Any) -> Any:
-    """The shortest numbers that are read as the values; texts for non-finite ones."""
-    if np.ndim(values):
+def written_numbers(values: float | np.ndarray) -> Numbers:
+    """Returns the shortest numbers that are read as values; texts if not finite."""
+    if isinstance(values, np.ndarray) and values.ndim:
         return [written_numbers(x) for x in values]
     return float(str(values)) if np.isfinite(values) else str(values)
 
 
-def read_numbers(values: Any) -> Any:
-    """The numbers, and lists of them, that `written_numbers` has written."""
+def read_numbers(values: Numbers) -> Numbers:
+    """Returns the numbers, and lists of them, that `written_numbers` has written."""
     if isinstance(values, list):
         return [read_numbers(x) for x in values]
     return float(values)
 
 
-def checked_key(data: Any) -> list[int]:
-    """The words of a key, as a first line has them."""
+def checked_key(data: Sequence[int]) -> list[int]:
+    """Returns the words of a key, as a first line has them, checked."""
     first, second = data
     if not all(type(x) is int and 0 <= x < 1 << 32 for x in (first, second)):
         raise ValueError(f"its key is {data!r}")
     return [first, second]
 
 
-def about() -> dict[str, Any]:
-    """The versions and the device, which a first line notes."""
+def about() -> Entries:
+    """Returns the versions and the device, which a first line notes."""
     device = jax.devices()[0]
     return {
         "versions": {name: _version(name) for name in _PACKAGES},
@@ -217,28 +220,42 @@ def about() -> dict[str, Any]:
     }
 
 
-def texts(tree: Any) -> dict[str, str]:
-    """Arrays in short texts, by their paths: the number that all elements are, if any.
+def texts(tree: optax.Params) -> dict[str, str]:
+    """Returns arrays in short texts, by path: the number that all elements are, if any.
 
     Bounds are the same, however they were given.
     """
 
-    def text(x: Any) -> str:
+    def text(x: jax.typing.ArrayLike) -> str:
         x = np.asarray(x)
         if x.size and np.all(x == x.flat[0]):
             return str(x.flat[0])
         return f"{list(x.shape)} {zlib.crc32(x.tobytes()):08x}"
 
+    return _by_paths(tree, text)
+
+
+def shapes(params: optax.Params) -> dict[str, str]:
+    """Returns the dtypes and shapes of a tree of arrays, by their paths."""
+    return _by_paths(params, lambda x: f"{x.dtype}{list(x.shape)}")
+
+
+def _by_paths(tree: optax.Params, text: Callable[[Any], str]) -> dict[str, str]:
+    """Returns texts of the leaves of a tree, by their paths."""
     pairs = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path): text(x) for path, x in pairs}
 
 
-def shapes(params: Any) -> dict[str, str]:
-    """The dtypes and shapes of a tree of arrays, by their paths."""
-    pairs = jax.tree_util.tree_leaves_with_path(params)
-    return {
-        jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in pairs
-    }
+def warn_of_another_function(
+    path: Path | None, step: int, before: float, now: float
+) -> None:
+    """Warns of a point of a journal that has another value now."""
+    checks.warn(
+        f"journal {path} has the value {before:.9g} at a point of step {step}, at "
+        f"which fun now returns {now:.9g}. Unless fun is noisy, it is another "
+        "function: the run continues with it from the values of the journal. To begin "
+        "anew, give another path."
+    )
 
 
 def _locks(file: io.RawIOBase) -> bool:
@@ -261,7 +278,7 @@ def _locks(file: io.RawIOBase) -> bool:
 
 
 def _is_at(path: Path, file: io.RawIOBase) -> bool:
-    """Whether a file is still at a path, and was not removed before it was locked."""
+    """Returns whether an open file is still at a path, and was not removed."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     except FileNotFoundError:

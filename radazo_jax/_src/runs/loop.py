@@ -11,21 +11,81 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
+import optax
 
-from radazo_jax._src import checks, trees
-from radazo_jax._src.runs.history import History, losses
-from radazo_jax._src.runs.learning_rate import LearningRate
-from radazo_jax._src.runs.results import Best, Report, Result, Stage
-from radazo_jax._src.runs.rising import Rising
-from radazo_jax._src.runs.stop import Budget
-from radazo_jax._src.steps.states import Failures, Policy, RunError, failure_counts
+from radazo_jax._src.base import checks, trees
+from radazo_jax._src.measure.learning_rate import LearningRate
+from radazo_jax._src.runs.budget import Budget
+from radazo_jax._src.runs.history import History, StepNumbers
+from radazo_jax._src.runs.results import Best, Report, Result
+from radazo_jax._src.steps import states
+from radazo_jax._src.steps.states import Failures, Policy, RunError
+
+# A run is judged by the latest tenth of its steps, if these are so many.
+_SHARE, _FEWEST = 10, 20
+_PARTS = 4
+_ERRORS = 4.0  # A rise of so many standard errors is none of noise.
+_TIMES = 1.5  # A loss that stays above so many times the first one has risen.
+
+
+class Rising:
+    """A single warning if the loss of a run has risen for a tenth of its steps.
+
+    The latest tenth is cut into four parts. The loss rises if the mean of each part is
+    above the one before, the last mean is above the first by more than noise explains,
+    and it is above the loss at the start of the run. A loss that has jumped at once,
+    and stays far above the first one, has risen, too.
+    """
+
+    def __init__(self, num_steps: int | None, advice: Callable[[], str]):
+        """Begins to look at a run.
+
+        Args:
+          num_steps: The number of its steps, if it is known.
+          advice: Returns what to try, as the last sentences of the warning.
+        """
+        self._size = (num_steps or 0) // _SHARE // _PARTS
+        self._advice = advice
+        self._values = np.zeros(0)
+        self._start = self._first = np.nan
+        self._is_over = self._size * _PARTS < _FEWEST
+
+    def see(self, values: np.ndarray) -> None:
+        """Looks at the losses of further steps."""
+        if self._is_over:
+            return
+        self._values = np.concatenate([self._values, np.asarray(values, np.float64)])
+        if not np.isfinite(self._first):
+            self._first = self._values[0]
+        if not np.isfinite(self._start) and len(self._values) >= self._size:
+            self._start = self._values[: self._size].mean()
+        latest = self._values[-self._size * _PARTS :]
+        self._values = latest
+        if len(latest) < self._size * _PARTS or not np.isfinite(latest).all():
+            return
+        parts = latest.reshape(_PARTS, -1)
+        means, error = parts.mean(1), np.sqrt(2 * parts.var(1, ddof=1).mean())
+        rises = bool(np.all(np.diff(means) > 0)) and means[-1] > self._start
+        rises &= means[-1] - means[0] > _ERRORS * error / np.sqrt(self._size)
+        before, start = means[0], self._start
+        if 0 < _TIMES * self._first < latest.min():
+            rises, before, start = True, self._first, self._first
+        if rises:
+            self._is_over = True
+            checks.warn(
+                f"The loss has risen from {before:.3g} to {means[-1]:.3g} in the "
+                f"latest {len(latest)} steps, above {start:.3g} at the start: "
+                "steps are too long, or differences do not tell the slope. "
+                + self._advice()
+            )
+
 
 # So many equal steps at the start of a run are warned about.
 _STILL = 10
 
 
 class Steps(abc.ABC):
-    """Takes the steps of a run, and keeps what is known of them.
+    """The steps of a run, and what is known of them.
 
     Attributes:
       budget: The budgets, which count the steps.
@@ -62,7 +122,7 @@ class Steps(abc.ABC):
         return int(self.state.step)
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         """The dtype of values."""
         return trees.widest(self.state.params)
 
@@ -73,33 +133,12 @@ class Steps(abc.ABC):
         return failures
 
     def has_used(self, count: int) -> bool:
-        """Whether a value could be used in one of the latest steps, so many."""
+        """Returns whether one of the latest `count` steps had a value to use."""
         return int(self.failures.in_a_row) < count
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages of a method."""
-        return ()
-
-    @property
-    def reason(self) -> str:
-        """The reason for which a method has ended, or an empty string."""
-        return ""
-
-    @property
-    def evaluations(self) -> Any:
-        """The table of evaluations of a method."""
-        return None
-
-    @property
-    def fit(self) -> Any:
-        """The fit of a method of least squares."""
-        return None
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """The names of parameters that changed no value."""
-        return ()
+    def completed(self, result: Result) -> Result:
+        """Returns a result with the fields that only this kind of run has."""
+        return result
 
     def ended(self) -> str:
         """Returns what a run that ended by itself is called, else an empty text."""
@@ -122,32 +161,24 @@ class Steps(abc.ABC):
         del stopped
         yield from ()
 
-    def close(self) -> None:
-        """Warns at the end of the run, if there is a reason."""
-        return
-
     @abc.abstractmethod
     def figures(self) -> dict[str, str]:
-        """Texts about the latest steps for the progress bar, by name."""
+        """Returns texts about the latest steps for the progress bar, by name."""
 
     @abc.abstractmethod
     def report(self) -> Report:
-        """The latest steps, for a callback."""
+        """Reports the latest steps to a callback."""
 
     @abc.abstractmethod
-    def params(self, stopped: str) -> Any:
-        """The parameters of the result of a run that ends for this reason."""
+    def params(self, stopped: str) -> optax.Params:
+        """Returns the parameters of the result of a run that ends for this reason."""
 
-    def outside(self) -> Any:
-        """The state as the caller gets it."""
+    def outside(self) -> states.SolverState | None:
+        """Returns the state as the caller gets it."""
         return self.state
 
-    def so_far(self) -> Any:
-        """The parameters of the result of an error."""
-        return self.outside().params
-
     def history(self) -> History:
-        """The numbers of all steps so far."""
+        """Returns the numbers of all steps so far."""
         return History.of(self.rows)
 
 
@@ -156,7 +187,7 @@ def run(
     policy: Policy,
     callback: Callable[[Report], object] | None,
     progress: bool,
-    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    context: Callable[[], AbstractContextManager[object]] = nullcontext,
     rate: LearningRate | None = None,
     rising: Rising | None = None,
 ) -> Result:
@@ -176,7 +207,7 @@ def run(
     """
 
     def ends() -> bool:
-        """Whether the callback ends the run, by a true value or by StopIteration."""
+        """Asks the callback, which ends the run by a true value or StopIteration."""
         if callback is None:
             return False
         report = steps.report()
@@ -190,25 +221,22 @@ def run(
         steps.resume()
         with progress_bar(progress, steps.budget) as show:
             if progress:
-                steps.show = lambda: show(_figures(steps))
+                steps.show = lambda: show(
+                    steps.figures() | states.failure_counts(steps.failures)
+                )
             stopped = _take_all(steps, policy, ends, rising)
             params = steps.params(stopped)
     except RunError as error:
         error.state = steps.outside()
-        error.result = _result(steps, steps.so_far(), "failure", rate)
+        error.result = _result(steps, steps.params("failure"), "failure", rate)
         raise
     except BaseException as error:
         # Nothing that was evaluated is lost by a callback's error, or by Ctrl-C.
         with contextlib.suppress(Exception):
-            result = _result(steps, steps.so_far(), "failure", rate)
+            result = _result(steps, steps.params("failure"), "failure", rate)
             error.result = result  # type: ignore[attr-defined]
         raise
     return _result(steps, params, stopped, rate)
-
-
-def _figures(steps: Steps) -> dict[str, str]:
-    """Returns the figures of a run that its progress bar shows."""
-    return {**steps.figures(), **failure_counts(steps.failures)}
 
 
 def _take_all(
@@ -245,12 +273,11 @@ def _take_all(
             f"The last failure: {steps.last_failure.rstrip('.')}. If fun fails in a "
             "region, give bounds without it."
         )
-    steps.close()
     return stopped
 
 
 class _Standstill:
-    """Warns once if all values of the first steps of a run are equal.
+    """A single warning if all values of the first steps of a run are equal.
 
     Equal values give no direction and no step size, so that the run stays at its start.
     A function that has changed before may be at its minimum: a run that continues is
@@ -262,7 +289,7 @@ class _Standstill:
         self._values: list[float] | None = None if steps.number else []
         self._eps, self._advice = float(np.finfo(steps.dtype).eps), steps.still
 
-    def see(self, row: Mapping[str, Any]) -> None:
+    def see(self, row: StepNumbers) -> None:
         """Looks at the numbers of one or several steps, as a `History` has them.
 
         Runs of workers do not know slopes when they see the values.
@@ -292,27 +319,25 @@ class _Standstill:
 
 
 def _result(
-    steps: Steps, params: Any, stopped: str, rate: LearningRate | None
+    steps: Steps, params: optax.Params, stopped: str, rate: LearningRate | None
 ) -> Result:
-    """The result of a run that has ended for this reason."""
+    """Returns the result of a run that has ended for this reason."""
     history = steps.history()
     count = int(np.sum(history.evaluations))
     count += 0 if rate is None else rate.num_evaluations
-    return Result(
+    with np.errstate(all="ignore"):
+        values = history.value.astype(steps.dtype)
+    found = Result(
         params=params,
         best=steps.best,
-        values=losses(history, steps.dtype),
+        values=values,
         num_evaluations=count,
         state=steps.outside(),
         history=history,
         stopped=stopped,
-        reason=steps.reason,
-        stages=steps.stages,
         learning_rate=rate,
-        evaluations=steps.evaluations,
-        fit=steps.fit,
-        unused=steps.unused,
     )
+    return steps.completed(found)
 
 
 @contextmanager
@@ -324,7 +349,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     received: list[int] = []
     previous = signal.getsignal(signal.SIGINT)
 
-    def handle(signum: int, frame: Any) -> None:
+    def handle(signum: int, frame: object) -> None:
         del frame
         if received:
             raise KeyboardInterrupt

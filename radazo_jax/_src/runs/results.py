@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
-from radazo_jax._src import shown
-from radazo_jax._src.names import says_attributes
+from radazo_jax._src.base import shown
+from radazo_jax._src.base.names import says_attributes
+from radazo_jax._src.measure.learning_rate import LearningRate
 from radazo_jax._src.runs.history import History
-from radazo_jax._src.runs.learning_rate import LearningRate
 from radazo_jax._src.steps.states import SolverState
 
 
@@ -110,29 +110,24 @@ class Result(NamedTuple):
     unused: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        failed = int(np.nansum(self.history.failed))
+        failed, rate = int(np.nansum(self.history.failed)), self.learning_rate
         fields = {
             "params": shown.params(self.params),
             "best": repr(self.best),
             "values": shown.series(self.values),
             "num_evaluations": str(self.num_evaluations),
             "history": repr(self.history),
-            **({"failed": str(failed)} if failed else {}),
+            "failed": str(failed or ""),
             "stopped": self.stopped,
+            "state": repr(self.state or ""),
+            "stages": ", then ".join(stage.method for stage in self.stages),
+            "reason": repr(self.reason),
+            "unused": shown.some_names(self.unused),
+            "workers": shown.some_names(list(self.workers)),
+            "learning_rate": "" if rate is None else shown.number(rate.learning_rate),
         }
-        if self.state is not None:
-            fields["state"] = repr(self.state)
-        if self.stages:
-            fields["stages"] = ", then ".join(stage.method for stage in self.stages)
-        if self.reason:
-            fields["reason"] = repr(self.reason)
-        if self.unused:
-            fields["unused"] = shown.names(self.unused)
-        if self.workers:
-            fields["workers"] = shown.names(list(self.workers))
-        if self.learning_rate is not None:
-            fields["learning_rate"] = shown.number(self.learning_rate.learning_rate)
-        return shown.on_lines(self, **fields)
+        known = {name: x for name, x in fields.items() if x not in ("", "''", "[]")}
+        return shown.on_lines(self, **known)
 
 
 class Report(NamedTuple):

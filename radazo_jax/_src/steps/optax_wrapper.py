@@ -1,13 +1,13 @@
 """Estimators as Optax gradient transformations."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from radazo_jax._src import checks, shown
-from radazo_jax._src.contracts import (
+from radazo_jax._src.base import checks, keys, shown
+from radazo_jax._src.estimates.contracts import (
     Evaluator,
     GradientEstimator,
     GradientTransformationExtraArgs,
@@ -15,11 +15,9 @@ from radazo_jax._src.contracts import (
     check_estimator,
     check_evaluator,
 )
-from radazo_jax._src.estimators.gradients import evaluated
-from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.numbers import keys
-from radazo_jax._src.steps.draws import draw_of
-from radazo_jax._src.steps.step import direction_of, is_skipped
+from radazo_jax._src.estimates.gradients import evaluated
+from radazo_jax._src.estimates.vectorized import vectorized
+from radazo_jax._src.steps.step import direction_of, draw_of, is_skipped
 
 
 class EstimateGradientState(NamedTuple):
@@ -37,8 +35,8 @@ class EstimateGradientState(NamedTuple):
     key: jax.Array
     step: jax.Array
     value: jax.Array
-    estimator_state: Any
-    inner_state: Any = ()
+    estimator_state: optax.OptState
+    inner_state: optax.OptState = ()
 
 
 @checks.checks_names
@@ -133,16 +131,16 @@ def estimate_gradient(
         )
 
     def update(
-        updates: Any,
+        updates: optax.Updates,
         state: EstimateGradientState,
         params: optax.Params = None,
         *,
         value_fn: Loss | None = None,
         obj_fn: Loss | None = None,
-        **others: Any,
-    ) -> tuple[Any, EstimateGradientState]:
+        **others: object,
+    ) -> tuple[optax.Updates, EstimateGradientState]:
         del updates
-        checks.check_passed(params=params)
+        checks.require_arguments(params=params)
         _check_not_masked(params)
         loss = _checked(obj_fn if value_fn is None else value_fn)
         params = checks.as_params(params)
@@ -170,8 +168,8 @@ def estimate_gradient(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _checked(value_fn: Any) -> Loss:
-    """The loss; raises unless it was passed."""
+def _checked(value_fn: Loss | None) -> Loss:
+    """Returns the loss; raises unless it was passed."""
     if not callable(value_fn):
         raise TypeError(
             "value_fn must be passed to update, as the function of params whose "

@@ -1,19 +1,19 @@
 """`solver`: the step of a run as a pure function."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import optax
 
-from radazo_jax._src import checks, trees
-from radazo_jax._src.contracts import Evaluator, GradientEstimator, Objective
-from radazo_jax._src.evaluators.vectorized import vectorized
-from radazo_jax._src.names import checks_names
-from radazo_jax._src.steps import draws, states
+from radazo_jax._src.base import checks, trees
+from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.estimates.contracts import Evaluator, GradientEstimator, Objective
+from radazo_jax._src.estimates.vectorized import vectorized
+from radazo_jax._src.steps import states
 from radazo_jax._src.steps import step as steps
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
-from radazo_jax._src.steps.lost import warn_of_rounding
+from radazo_jax._src.steps.rounded_away import warn_of_rounding
 from radazo_jax._src.steps.states import Run, SolverState, StepInfo
 
 
@@ -21,7 +21,7 @@ class StepFn(Protocol):
     """The `step` of a `Solver`."""
 
     def __call__(
-        self, state: SolverState, *batch: Any, **kwargs: Any
+        self, state: SolverState, *batch: object, **kwargs: object
     ) -> tuple[SolverState, StepInfo]:
         """Returns the state after a step, and what happened in it."""
         ...
@@ -120,13 +120,13 @@ def solver(
     def init(params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
         # No two leaves share a buffer, and none is the caller's, so that the state can
         # be donated.
-        state = trees.copy(steps.start(run, params, key))
-        draw = draws.draw_of(state.key, state.step)
+        state = trees.copies(steps.start(run, params, key))
+        draw = steps.draw_of(state.key, state.step)
         warn_of_rounding(estimator, draw, state.params, state.estimator_state)
         return state
 
     def step(
-        state: SolverState, *batch: Any, **kwargs: Any
+        state: SolverState, *batch: object, **kwargs: object
     ) -> tuple[SolverState, StepInfo]:
         states.check_state(run, state)
         if sample is None:

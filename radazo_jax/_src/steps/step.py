@@ -5,9 +5,10 @@ taken by a compiled run, a run whose function is evaluated elsewhere, and a run 
 rebuilt from its journal.
 """
 
+import functools
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +16,22 @@ import optax
 from jax import lax
 from jax.tree_util import Partial
 
-from radazo_jax._src import checks, programs, shown, trees, xla
-from radazo_jax._src.contracts import Estimate, GradientEstimator, Points, Values
-from radazo_jax._src.estimators import gradients
-from radazo_jax._src.estimators.gradients import of_params
-from radazo_jax._src.numbers import keys
-from radazo_jax._src.steps import box, draws, states
+from radazo_jax._src.base import checks, keys, programs, shown, trees, xla
+from radazo_jax._src.directions import generator
+from radazo_jax._src.estimates import gradients
+from radazo_jax._src.estimates.contracts import (
+    Draw,
+    Estimate,
+    GradientEstimator,
+    Loss,
+    Objective,
+    Points,
+    Values,
+)
+from radazo_jax._src.estimates.gradients import of_params
+from radazo_jax._src.optimizers import rounding
+from radazo_jax._src.optimizers.in_place import InPlaceUpdate, keep_update
+from radazo_jax._src.steps import box, states
 from radazo_jax._src.steps.box import Bounds
 from radazo_jax._src.steps.states import (
     MOST_STEPS,
@@ -29,12 +40,15 @@ from radazo_jax._src.steps.states import (
     SolverState,
     StepInfo,
 )
-from radazo_jax._src.transforms import rounding
-from radazo_jax._src.transforms.in_place import InPlaceUpdate, unchanged
+
+T = TypeVar("T")
+
+# Parameters, and the state of an optimizer.
+Pair = tuple[optax.Params, optax.OptState]
 
 
 def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
-    """The state before the first step.
+    """Returns the state before the first step.
 
     Args:
       run: The run.
@@ -48,7 +62,7 @@ def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverSt
     box.check_bounds(run.bounds, params)
     # A start on a bound may be off it by rounding.
     params = box.project(run.bounds, params)
-    count = trees.number(0, jnp.int32)
+    count = trees.as_scalar(0, jnp.int32)
     return SolverState(
         params,
         run.optimizer.init(params),
@@ -59,8 +73,8 @@ def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverSt
     )
 
 
-def traced(run: Run, state: SolverState) -> Run:
-    """The run with its functions as they are now, for states like this one."""
+def with_traced_functions(run: Run, state: SolverState) -> Run:
+    """Traces the functions of a run as they are now, for states like this one."""
     fun = run.fun
     # Without programs, functions get arrays and not tracers.
     if fun is None or programs.are_disabled():
@@ -70,12 +84,12 @@ def traced(run: Run, state: SolverState) -> Run:
 
 
 def traced_functions(
-    fun: Callable[..., Any],
-    sample: Callable[[jax.Array], Any] | None,
+    fun: Objective,
+    sample: Callable[[jax.Array], object] | None,
     params: optax.Params,
     key: jax.Array,
-) -> tuple[programs.Traced, programs.Traced | None]:
-    """A loss and the function that samples its batches as they are now."""
+) -> tuple[programs.TracedFunction, programs.TracedFunction | None]:
+    """Traces a loss, and the function that samples its batches, as they are now."""
     checks.check_fun(fun)
     if sample is not None and not callable(sample):
         raise TypeError(
@@ -84,25 +98,25 @@ def traced_functions(
             "jax.random.choice(key, data, (32,))."
         )
     states.check_known((params, key))
-    batch: tuple[Any, ...] = ()
+    batch: tuple[object, ...] = ()
     of_keys = None if sample is None else traced_sample(sample, key)
     if of_keys is not None:
         batch = (of_keys.output,)
 
-    def loss(params: optax.Params, *batch: Any) -> Any:
+    def loss(params: optax.Params, *batch: object) -> object:
         return _of_traced_params(fun, None, batch, {}, params)
 
-    found = programs.traced(loss, params, *batch), of_keys
+    found = programs.trace(loss, params, *batch), of_keys
     states.check_known(found, "fun must close over")
     checks.check_floating(found[0].output)
     return found
 
 
 def traced_sample(
-    sample: Callable[[jax.Array], Any], key: jax.Array
-) -> programs.Traced:
-    """The function that samples batches as it is now; warns if all would be alike."""
-    found = programs.traced(sample, key)
+    sample: Callable[[jax.Array], object], key: jax.Array
+) -> programs.TracedFunction:
+    """Traces the function that samples batches; warns if all would be alike."""
+    found = programs.trace(sample, key)
     if jax.tree.leaves(found.output) and not found.uses_arguments:
         checks.warn(
             "sample must draw by its key; got one whose batch does not depend on it. "
@@ -112,43 +126,41 @@ def traced_sample(
     return found
 
 
-def loss_at(run: Run, state: SolverState) -> Callable[[Any], Any]:
-    """The loss of a step as a function of the parameters."""
+def loss_at(run: Run, state: SolverState) -> Loss:
+    """Returns the loss of a step as a function of the parameters."""
     if run.sample is None:
         return loss_of(run, (), {})
-    batch = run.sample(draws.key_of(state.key, state.step, draws.BATCH))
+    batch = run.sample(key_of(state.key, state.step, BATCH))
     return loss_of(run, (batch,), {})
 
 
-def loss_of(
-    run: Run, batch: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Callable[[Any], Any]:
-    """The loss on a batch as a function of the parameters, within the bounds."""
+def loss_of(run: Run, batch: tuple[object, ...], kwargs: dict[str, object]) -> Loss:
+    """Returns the loss on a batch as a function of the parameters within the bounds."""
     return Partial(_of_traced_params, run.fun, run.bounds, batch, kwargs)
 
 
 def _of_traced_params(
-    fun: Callable[..., Any],
+    fun: Callable[..., T],
     bounds: Bounds | None,
-    batch: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    batch: tuple[object, ...],
+    kwargs: dict[str, object],
     params: optax.Params,
-) -> Any:
-    """`of_params` within bounds."""
+) -> T:
+    """Calls `of_params` within bounds."""
     return of_params(fun, batch, kwargs, box.project(bounds, params))
 
 
 def points_at(
-    run: Run, state: SolverState, loss: Callable[[optax.Params], Any] | None
-) -> tuple[Points, Any]:
-    """The points of a step, and the state of the estimator after them.
+    run: Run, state: SolverState, loss: Loss | None
+) -> tuple[Points, optax.OptState]:
+    """Returns the points of a step, and the state of the estimator after them.
 
     Args:
       run: The run.
       state: The state before the step.
       loss: The loss of the step if JAX can trace it, else `None`.
     """
-    draw = draws.draw_of(state.key, state.step)._replace(fun=loss)
+    draw = draw_of(state.key, state.step)._replace(fun=loss)
     return gradients.points_of(
         run.estimator, run.evaluator, draw, state.params, state.estimator_state
     )
@@ -157,7 +169,7 @@ def points_at(
 def take(
     run: Run,
     state: SolverState,
-    loss: Callable[[optax.Params], Any],
+    loss: Loss,
     has_aux: bool = False,
 ) -> tuple[SolverState, StepInfo]:
     """Evaluates the points of a step, and takes it."""
@@ -170,40 +182,44 @@ def take(
     return after, info._replace(aux=aux)
 
 
-def without_aux(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The first of the pair that a function returns."""
+def without_aux(
+    fun: Callable[..., object], *args: object, **kwargs: object
+) -> jax.Array:
+    """Returns the first of the pair that a function returns."""
     return checks.as_pair(fun(*args, **kwargs))[0]
 
 
 def points_without_loss(estimator: GradientEstimator, state: SolverState) -> Points:
-    """The points of a step as far as they do not depend on the loss."""
-    draw = draws.draw_of(state.key, state.step)
+    """Returns the points of a step as far as they do not depend on the loss."""
+    draw = draw_of(state.key, state.step)
     return estimator.points(draw, state.params, state.estimator_state)[0]
 
 
 def num_points(run: Run, state: SolverState) -> int:
-    """The number of points of a step, which is the same in all steps."""
+    """Returns the number of points of a step, the same in all steps."""
     return abstract_points(run, state).num_points
 
 
 def abstract_points(run: Run, state: SolverState) -> Points:
-    """The points of a step without their arrays, of which only shapes are known."""
+    """Returns the points of a step with shapes instead of arrays."""
     arrays, static = trees.partition(run.estimator)
     return jax.eval_shape(_points_of, static, arrays, state)
 
 
 # A run asks for the shapes several times, and JAX traces the function once.
 @partial(jax.jit, static_argnums=0)
-def _points_of(static: trees.Static, arrays: list[Any], state: SolverState) -> Points:
+def _points_of(
+    static: trees.Static, arrays: list[jax.Array], state: SolverState
+) -> Points:
     return points_without_loss(static.merge(arrays), state)
 
 
 def advance(
     run: Run,
     state: SolverState,
-    asked: tuple[Points, Any],
+    asked: tuple[Points, optax.OptState],
     values: Values,
-    loss: Callable[[optax.Params], Any] | None = None,
+    loss: Loss | None = None,
 ) -> tuple[SolverState, StepInfo]:
     """Takes a step whose values are known: estimates, and moves.
 
@@ -231,12 +247,13 @@ def advance(
         step=optax.safe_increment(state.step),
         failures=_counted(state.failures, failed, skipped),
     )
-    given = estimate.value, estimate.slope, points.join(values), failed, skipped
-    return after, StepInfo(*given)
+    return after, StepInfo(
+        estimate.value, estimate.slope, points.join(values), failed, skipped
+    )
 
 
 def is_skipped(estimate: Estimate, values: Values) -> jax.Array:
-    """Whether no value of a step can be used: bool, shape ()."""
+    """Returns whether no value of a step can be used: bool, shape ()."""
     # Squares of large differences overflow in a slope although no value failed.
     failed = jnp.any(~jnp.isfinite(values.along)) & ~jnp.isfinite(estimate.slope)
     return (estimate.num_values == 0) | failed
@@ -247,11 +264,11 @@ def _moved(
     state: SolverState,
     estimate: Estimate,
     skipped: jax.Array,
-    loss: Callable[[optax.Params], Any] | None,
-) -> tuple[optax.Params, Any]:
-    """Parameters and the state of the optimizer after a step."""
+    loss: Loss | None,
+) -> tuple[optax.Params, optax.OptState]:
+    """Returns parameters and the state of the optimizer after a step."""
 
-    def taken(params: Any, optimizer_state: Any) -> Any:
+    def taken(params: optax.Params, optimizer_state: optax.OptState) -> Pair:
         direction, optimizer_state = direction_of(
             run.optimizer, optimizer_state, params, estimate, loss
         )
@@ -260,11 +277,11 @@ def _moved(
         after = optax.apply_updates(params, direction)
         return box.project(run.bounds, after), optimizer_state
 
-    def taken_in_place(params: Any, optimizer_state: Any) -> Any:
+    def taken_in_place(params: optax.Params, optimizer_state: optax.OptState) -> Pair:
         # The gradient is not built, nor a direction.
         extra = gradients.extra_args(estimate, None, loss)
         params, optimizer_state = run.optimizer.update.apply(
-            unchanged, optimizer_state, params, **extra
+            keep_update, optimizer_state, params, **extra
         )
         return box.project(run.bounds, params), optimizer_state
 
@@ -281,10 +298,10 @@ def direction_of(
     optimizer_state: optax.OptState,
     params: optax.Params,
     estimate: Estimate,
-    loss: Callable[[optax.Params], Any] | None,
-    **others: Any,
+    loss: Loss | None,
+    **others: object,
 ) -> tuple[optax.Updates, optax.OptState]:
-    """The direction of an optimizer, and the state after it."""
+    """Returns the direction of an optimizer, and the state after it."""
     like = params
     if rounding.is_in(optimizer_state):
         # The products with a learning rate must not be lost before they are rounded.
@@ -311,8 +328,8 @@ def direction_of(
     return direction, optimizer_state
 
 
-def _like(update: Callable[..., Any], before: Any, *held: Any) -> Any:
-    """The result of an update, in the dtypes before it, which a loop keeps."""
+def _like(update: Callable[..., T], before: T, *held: optax.Params) -> T:
+    """Calls an update, whose result has the dtypes before it, which a loop keeps."""
     after = update(*held)
     structures: list[Any] = [jax.tree.structure(x) for x in (before, after)]
     if structures[0] != structures[1]:
@@ -321,10 +338,41 @@ def _like(update: Callable[..., Any], before: Any, *held: Any) -> Any:
 
 
 def _counted(failures: Failures, failed: jax.Array, skipped: jax.Array) -> Failures:
-    """The counts of failures after a step."""
+    """Returns the counts of failures after a step."""
     one = skipped.astype(jnp.int32)
     return Failures(
         jnp.minimum(failures.evaluations, MOST_STEPS - 1 - failed) + failed,
         failures.skipped + one,
         one * (failures.in_a_row + 1),
     )
+
+
+# What a key is for, as the number that `jax.random.split` gives it.
+DIRECTIONS, BATCH = 0, 1
+
+
+def draw_of(key: jax.Array, step: jax.Array) -> Draw:
+    """Returns the draw of a step of the run with this key."""
+    # The key of the first step is the key of the run: no other step has it.
+    run_key = key_of(key, jnp.zeros((), jnp.int32), DIRECTIONS)
+    return Draw(key_of(key, step, DIRECTIONS), run_key, step)
+
+
+# Traced once for all programs, which all have these equations.
+@functools.partial(jax.jit, static_argnames=["use"], inline=True)
+def key_of(key: jax.Array, step: jax.Array, use: int) -> jax.Array:
+    """Returns the key of a step for its directions or for its batch.
+
+    They are the keys of `jax.random.split(jax.random.fold_in(key, step))`.
+    """
+
+    def data(words: jax.Array, step: jax.Array) -> jax.Array:
+        made = jax.random.wrap_key_data(words, impl=impl)
+        for number in (step.astype(jnp.uint32), jnp.uint32(use)):
+            made = generator.fold_in(made, number)
+        return jax.random.key_data(made)
+
+    impl = jax.random.key_impl(key)
+    # Apart from the draws, each of which XLA would have compute the key anew.
+    found = xla.in_one_kernel(data, jax.random.key_data(key), step)
+    return jax.random.wrap_key_data(found, impl=impl)

@@ -9,15 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src import checks
-from radazo_jax._src.contracts import GradientEstimator
-from radazo_jax._src.names import checks_names
-from radazo_jax._src.numbers import keys
+from radazo_jax._src.base import checks, keys
+from radazo_jax._src.base.names import checks_names
+from radazo_jax._src.estimates.contracts import GradientEstimator
 from radazo_jax._src.runs import history, loop
+from radazo_jax._src.runs.budget import Budget
 from radazo_jax._src.runs.journal import Journal, Record, lowest
 from radazo_jax._src.runs.lines import Path
 from radazo_jax._src.runs.results import Best, Report, Result
-from radazo_jax._src.runs.stop import Budget
 from radazo_jax._src.steps import states
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
 from radazo_jax._src.steps.states import Failures, Policy, Run, SolverState
@@ -28,19 +27,19 @@ from radazo_jax._src.workers.replica import versions
 
 @checks_names
 def distribute(
-    make_fun: Callable[[], Any],
-    params: Any,
+    make_fun: Callable[[], object],
+    params: optax.Params | None,
     optimizer: optax.GradientTransformation,
     estimator: GradientEstimator,
     *,
-    client: Any,
+    client: object,
     num_steps: int | None = None,
     key: jax.typing.ArrayLike = 0,
     max_evaluations: int | None = None,
     max_seconds: float | None = None,
     target: float | None = None,
     patience: int | None = None,
-    sample: Callable[[jax.Array], Any] | None = None,
+    sample: Callable[[jax.Array], object] | None = None,
     bounds: BoundsLike | None = None,
     batch_size: int = 1,
     timeout: float = 300.0,
@@ -49,7 +48,7 @@ def distribute(
     journal: Path | None = None,
     fetch_params: bool = True,
     progress: bool = True,
-    callback: Callable[[Report], Any] | None = None,
+    callback: Callable[[Report], object] | None = None,
 ) -> Result:
     """Minimizes a function on workers that hold the model, to which scalars are sent.
 
@@ -162,13 +161,13 @@ def distribute(
         file = stack.enter_context(opened)
         if not fleet.until(lambda: fleet.run is not None):
             raise KeyboardInterrupt
-        driver = Driver(fleet, typed, budget, policy, file, fetch_params)
-        result = loop.run(driver, policy, callback, progress)
+        steps = DistributedSteps(fleet, typed, budget, policy, file, fetch_params)
+        result = loop.run(steps, policy, callback, progress)
     return result._replace(workers=fleet.reports)
 
 
-def _engine(client: Any) -> Any:
-    """The engine that holds the workers of a client."""
+def _engine(client: Any) -> Dask | Ray:
+    """Returns the engine that holds the workers of a client."""
     if hasattr(client, "nthreads") and not client.asynchronous:
         return Dask(client)
     if getattr(client, "__name__", "") == "ray" and client.is_initialized():
@@ -179,8 +178,8 @@ def _engine(client: Any) -> Any:
     )
 
 
-class Driver(loop.Steps):
-    """Steps on workers: it holds the journal, and no parameters."""
+class DistributedSteps(loop.Steps):
+    """The steps of workers, with the journal and without the parameters."""
 
     def __init__(
         self,
@@ -228,7 +227,7 @@ class Driver(loop.Steps):
         if value < self.best.value:
             self.best = Best(None, float(value), self.budget.evaluations + i)
         self.last_failure = (self.last_failure, *record.failures)[-1]
-        self.budget.saw(value, len(record.values))
+        self.budget.count_step(value, len(record.values))
         self.rows.append(history.of_record(record))
 
     def figures(self) -> dict[str, str]:
@@ -240,7 +239,7 @@ class Driver(loop.Steps):
         return Report(self.number, self._fleet.values, None, self.best, self.state)
 
     def history(self) -> history.History:
-        """The numbers of all steps so far; of the last only once workers took it."""
+        """Returns the numbers of all steps; of the last only once workers took it."""
         for step, numbers in self._fleet.numbers.items():
             self.rows[step] |= zip(self._fleet.run.names, numbers, strict=True)
         return super().history()
@@ -252,9 +251,9 @@ class Driver(loop.Steps):
         failures = Failures(*(jnp.int32(x) for x in self._fleet.failures))
         return SolverState(None, None, None, self._key, done, failures)
 
-    def params(self, stopped: str) -> Any:
-        """The parameters after the last step, whose numbers come with them."""
-        if stopped == "interrupted" or not self._fleet.records:
+    def params(self, stopped: str) -> optax.Params | None:
+        """Fetches the parameters after the last step, whose numbers come with them."""
+        if stopped in ("interrupted", "failure") or not self._fleet.records:
             return None
         params = self._fleet.params(self._fetches)
         self._check()

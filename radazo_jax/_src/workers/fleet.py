@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from radazo_jax._src import checks, trees
+from radazo_jax._src.base import checks, trees
 from radazo_jax._src.runs.journal import Record
 from radazo_jax._src.steps.states import RunError
 from radazo_jax._src.workers.replica import Description, Reply
@@ -156,7 +156,7 @@ class Fleet:
             freeing.join(self._timeout)
 
     def until(self, done: Callable[[], bool]) -> bool:
-        """Handles what workers answer until it is done, or interrupted: false."""
+        """Handles answers of workers until done; returns False if interrupted."""
         while not done():
             if self._ends():
                 return False
@@ -181,7 +181,7 @@ class Fleet:
                     then, outcome = self._inbox.get_nowait()
         return True
 
-    def _begin(self, then: Callable[[Any], None], call: Any, *args: Any) -> Any:
+    def _begin(self, then: Callable, call: Callable, *args: object) -> threading.Thread:
         """Calls a function in a thread, and `then` with what it returns or raises."""
 
         def run() -> None:
@@ -197,7 +197,7 @@ class Fleet:
 
     # --- Workers ------------------------------------------------------------------
 
-    def _seen(self, names: Any) -> None:
+    def _seen(self, names: set[str] | Exception) -> None:
         """Begins with workers that are new, and lets those go that are not there."""
         if isinstance(names, Exception):
             raise _ended(f"client has lost its scheduler: {names!r}.")
@@ -210,11 +210,13 @@ class Fleet:
             then = functools.partial(self._joined, worker, time.monotonic())
             self._begin(then, self._build, worker)
 
-    def _build(self, worker: Worker) -> Any:
+    def _build(self, worker: Worker) -> Description | str:
+        """Builds the run on a worker, which describes it."""
         worker.actor = self._engine.build(worker.name, self._given, self._timeout)
         return self._engine.call(worker.actor, "describe", self._timeout)
 
-    def _joined(self, worker: Worker, begun: float, found: Any) -> None:
+    def _joined(self, worker: Worker, begun: float, found: object) -> None:
+        """Begins to use a worker that has built the run."""
         name, hangs = worker.name, isinstance(found, TimeoutError)
         if self._workers.get(name) is not worker:
             return  # It was lost before.
@@ -238,7 +240,7 @@ class Fleet:
             worker.asked = np.inf
 
     def _difference(self, built: Description) -> str:
-        """A text if a worker has built another run than the first worker."""
+        """Returns a text if a worker has built another run than the first worker."""
         first = next(iter(self.reports), "")
         for name, got in built.line.items():
             if name != "device" and got != (wanted := self.run.line[name]):
@@ -247,8 +249,8 @@ class Fleet:
             return f"the first value is {got:.9g}; on {first} it is {wanted:.9g}."
         return ""
 
-    def _same(self, value: Any, other: Any) -> bool:
-        """Whether two values at a point are of the same function."""
+    def _same(self, value: np.floating, other: np.floating) -> bool:
+        """Returns whether two values at a point are of the same function."""
         near, begun = trees.rounding(value), np.abs(self.run.value)
         # Terms of the loss are rounded as if they were as large as at the start.
         least = near * np.nan_to_num(begun, posinf=0)
@@ -276,7 +278,7 @@ class Fleet:
         if max(map(self._lost.count, worker.members), default=0) >= _MOST_LOST:
             raise _ended(f"a point has lost {_MOST_LOST} workers{self._why}.")
 
-    def _free(self, worker: Worker) -> Any:
+    def _free(self, worker: Worker) -> threading.Thread:
         return self._begin(lambda outcome: None, self._engine.free, worker.actor)
 
     # --- Steps --------------------------------------------------------------------
@@ -303,7 +305,7 @@ class Fleet:
             self._begin(then, self._engine.call, worker.actor, "answer", limit, *args)
 
     def _shares(self, ready: list[Worker]) -> list[list[int]]:
-        """The members that nobody evaluates in whole batches, for each worker."""
+        """Returns members that nobody evaluates, in whole batches, for each worker."""
         count, workers = len(self.values), self._workers.values()
         given = self._owners.keys() | {i for w in workers for i in w.members}
         todo = [i for i in range(count) if i not in given]
@@ -315,7 +317,8 @@ class Fleet:
             shares[(i + (member in shares[i])) % len(ready)].append(member)
         return shares
 
-    def _answered(self, worker: Worker, members: list[int], reply: Any) -> None:
+    def _answered(self, worker: Worker, members: list[int], reply: object) -> None:
+        """Takes the values and the checksums of a worker."""
         name, records = worker.name, self.records
         if self._workers.get(name) is not worker:
             return  # It was lost before.
@@ -367,5 +370,5 @@ class Fleet:
 
 
 def _ended(text: str) -> RunError:
-    """The error of a run that workers end."""
+    """Returns the error of a run that workers end."""
     return RunError(f"{text} The same call resumes the run from its journal, if any.")

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from radazo_jax._src import checks, programs, trees, xla
-from radazo_jax._src.contracts import Points
-from radazo_jax._src.evaluators.vectorized import values_by_number, vectorized
+from radazo_jax._src.base import checks, programs, trees, xla
+from radazo_jax._src.estimates.contracts import Points
+from radazo_jax._src.estimates.vectorized import values_by_number, vectorized
 from radazo_jax._src.runs.journal import line_of_run
-from radazo_jax._src.runs.told import Stepper, begin
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, SolverState
+from radazo_jax._src.train.stepper import Stepper, begin
 
 
 class Description(NamedTuple):
@@ -81,6 +81,7 @@ class Replica:
     def _built(
         self, make_fun: Any, params: Any, run: Run, size: int, key: np.ndarray
     ) -> Description:
+        """Builds the run of a recipe."""
         made = make_fun()
         if params is None and not (isinstance(made, tuple) and len(made) == 2):
             raise TypeError(
@@ -94,16 +95,16 @@ class Replica:
             )
         typed = jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
         begun = begin(run := run._replace(fun=fun), params, typed)
-        run = step.traced(run, begun)
+        run = step.with_traced_functions(run, begun)
         self._stepper, self._size = Stepper(run, begun), size
         self._points = programs.of(_points, run, begun)
         # Not by its arguments: each batch of points is as large.
-        self._values = programs.of(values_of, run)
+        self._values = programs.of(_values_at, run)
         (value,) = self.evaluate(np.zeros(1, np.int32))
         line = line_of_run(begun, run)
         # A copy, since steps are taken in place.
-        copy = Stepper(run, trees.copy(begun))
-        copy.tell(np.full(line["points"], value))
+        copy = Stepper(run, trees.copies(begun))
+        copy.take(np.full(line["points"], value))
         jax.block_until_ready(copy.state)
         return Description(line, self._stepper.names, value)
 
@@ -130,7 +131,7 @@ class Replica:
             for row in values:
                 # The memory may have changed since the last step.
                 sums.append(trees.checksum_of(stepper.state.params))
-                numbers.append(jax.block_until_ready(stepper.tell(row)))
+                numbers.append(jax.block_until_ready(stepper.take(row)))
             found = self.evaluate(members)
             sums.append(trees.checksum_of(stepper.state.params))
             counts = tuple(map(int, stepper.state.failures))
@@ -157,21 +158,21 @@ class Replica:
 
 
 def versions() -> str:
-    """The versions by which a pickled recipe can be read."""
+    """Returns the versions by which a pickled recipe can be read."""
     of_python = ".".join(map(str, sys.version_info[:2]))
     return f"radazo_jax {sys.modules['radazo_jax'].__version__}, Python {of_python}"
 
 
 def _points(run: Run, state: SolverState) -> Points:
-    """The points of a step, of which no elements are stored."""
+    """Returns the points of a step, of which no elements are stored."""
     run = run._replace(evaluator=vectorized(1))
     return step.points_at(run, state, step.loss_at(run, state))[0]
 
 
-def values_of(
+def _values_at(
     run: Run, state: SolverState, points: Points, numbers: jax.Array
 ) -> jax.Array:
-    """The values at some points of a step, all under one `vmap`.
+    """Returns the values at some points of a step, all under one `vmap`.
 
     This program defines the values of a distributed run: a value depends on the size
     of the batch, and not on the worker or on the other points of the batch.

@@ -158,23 +158,23 @@ class Builder:
             return self.constant(shape, dtype)
         value, size = self.rng.choice(views), math.prod(shape)
         if len(value.shape) != 1:
-            [value] = self.emit(f"{value.name}.reshape(-1)", is_view=True)
+            [value] = self.emit(f"{value}.reshape(-1)", is_view=True)
         if size < value.size:
-            [value] = self.emit(f"{value.name}[:{size}]", is_view=True)
+            [value] = self.emit(f"{value}[:{size}]", is_view=True)
         elif size > value.size:
             at = [i % value.size for i in range(size)]
-            [value] = self.emit(f"{value.name}[jnp.array({at})]", is_view=True)
+            [value] = self.emit(f"{value}[jnp.array({at})]", is_view=True)
         if shape != value.shape:
-            [value] = self.emit(f"{value.name}.reshape({shape})", is_view=True)
+            [value] = self.emit(f"{value}.reshape({shape})", is_view=True)
         return self.convert(value, dtype)
 
     def convert(self, value: Value, dtype: str) -> Value:
         if value.dtype.name == dtype:
             return value
         if value.dtype.name in COMPLEX and dtype not in COMPLEX:
-            [value] = self.emit(f"lax.real({value.name})")
+            [value] = self.emit(f"lax.real({value})")
         floating = value.dtype.name in FLOATS and dtype in FLOATS
-        text = f"lax.convert_element_type({value.name}, {typename(dtype)})"
+        text = f"lax.convert_element_type({value}, {typename(dtype)})"
         return self.emit(text, is_view=value.is_view and floating)[0]
 
     def like(self, value: Value) -> Value:

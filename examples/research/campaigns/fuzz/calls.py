@@ -26,7 +26,7 @@ def _map_of(b: Builder, value: Value, *others: Value, views: bool = False) -> Bl
     inner, args = b.block(value, *others, views=views)
     result = inner.make(value.shape, value.dtype.name)
     if result is args[0]:
-        [result] = inner.emit(f"jnp.negative({result.name})")
+        [result] = inner.emit(f"jnp.negative({result})")
     made = [v for s in inner.statements for v in s.outs if _is_array(v)]
     return inner.close(args, [result, *made[:1]])
 
@@ -43,8 +43,8 @@ def _applied(text: str):
         block, _ = _inner(b, *types, views=True)
         if "vmap" in text and _reads_outside(block):
             raise Refused  # JAX keeps the variable itself, and loses it in `vmap`.
-        names = ", ".join(value.name for value in types)
-        return b.emit(f"{text.format(f=block.name)}({names})", block)
+        names = ", ".join(map(str, types))
+        return b.emit(f"{text.format(f=block)}({names})", block)
 
     return make
 
@@ -66,14 +66,14 @@ def _(b: Builder):
     length = stacks[0].shape[0] if stacks else b.rng.randint(0, 3)
     slices = [Value("", v.shape[1:], v.dtype, v.is_view) for v in stacks]
     block = _map_of(b, carry, *slices, views=True)
-    names = ", ".join(v.name for v in stacks)
+    names = ", ".join(map(str, stacks))
     xs = f"({names},)" if names else "None"
     reverse, unroll = b.rng.random() < 0.3, b.rng.choice([1, 1, 2])
-    step = f"lambda c, x: (lambda first, *rest: (first, rest))(*{block.name}(c, *x))"
+    step = f"lambda c, x: (lambda first, *rest: (first, rest))(*{block}(c, *x))"
     if not names:
         step = step.replace("*x", "*()")
     text = (
-        f"(lambda end, ys: (end, *ys))(*lax.scan({step}, {carry.name}, {xs}, "
+        f"(lambda end, ys: (end, *ys))(*lax.scan({step}, {carry}, {xs}, "
         f"length={length}, reverse={reverse}, unroll={unroll}))"
     )
     return b.emit(text, block)
@@ -87,11 +87,11 @@ def _(b: Builder):
     limit = f"jnp.int32({times})"
     if b.rng.random() < 0.4:  # Read in the condition, from outside.
         bound = b.pick(SINGLE, lambda v: v.shape == ())
-        limit = f"jnp.where({bound.name} > 0, jnp.int32({times}), jnp.int32(1))"
+        limit = f"jnp.where({bound} > 0, jnp.int32({times}), jnp.int32(1))"
     text = (
         f"lax.while_loop(lambda c: c[0] < {limit}, "
-        f"lambda c: (c[0] + jnp.int32(1), {block.name}(c[1])[0]), "
-        f"(jnp.int32(0), {carry.name}))"
+        f"lambda c: (c[0] + jnp.int32(1), {block}(c[1])[0]), "
+        f"(jnp.int32(0), {carry}))"
     )
     return b.emit(text, block)
 
@@ -103,18 +103,17 @@ def _(b: Builder):
     for _ in range(b.rng.randint(2, 3)):
         inner, args = b.block(value, views=True)
         blocks.append(inner.close(args, [inner.make(value.shape, value.dtype.name)]))
-    names = ", ".join(block.name for block in blocks)
+    names = ", ".join(map(str, blocks))
     index = b.integers((), -1, 3)
-    which = f"{index.name}.astype(jnp.int32)"
-    return b.emit(f"lax.switch({which}, [{names}], {value.name})", *blocks)
+    which = f"{index}.astype(jnp.int32)"
+    return b.emit(f"lax.switch({which}, [{names}], {value})", *blocks)
 
 
 @maker("calls", "platform_index")
 def _(b: Builder):
     block = _map_of(b, value := b.pick())
     return b.emit(
-        f"lax.platform_dependent({value.name}, cpu={block.name}, "
-        f"tpu=lambda x: {block.name}(x))",
+        f"lax.platform_dependent({value}, cpu={block}, tpu=lambda x: {block}(x))",
         block,
     )
 
@@ -125,7 +124,7 @@ def _(b: Builder):
     block = _map_of(b, x)
     text = (
         "(lambda f: (f.defjvp(lambda p, t: (f(*p), lax.mul(t[0], t[0]))), "
-        f"f({x.name}))[1])(jax.custom_jvp(lambda x: {block.name}(x)[0]))"
+        f"f({x}))[1])(jax.custom_jvp(lambda x: {block}(x)[0]))"
     )
     return b.emit(text, block)
 
@@ -136,7 +135,7 @@ def _(b: Builder):
     block = _map_of(b, x)
     text = (
         "(lambda f: (f.defvjp(lambda x: (f(x), x), lambda x, t: (lax.mul(t, x),)), "
-        f"f({x.name}))[1])(jax.custom_vjp(lambda x: {block.name}(x)[0]))"
+        f"f({x}))[1])(jax.custom_vjp(lambda x: {block}(x)[0]))"
     )
     return b.emit(text, block)
 
@@ -146,15 +145,14 @@ def _(b: Builder):
     x = b.pick(SINGLE)
     y = b.like(x)
     f = "lambda r, x: lax.mul(r, x)"
-    return b.emit(f"jax.custom_derivatives.linear_call({f}, {f}, {x.name}, {y.name})")
+    return b.emit(f"jax.custom_derivatives.linear_call({f}, {f}, {x}, {y})")
 
 
 @maker("calls", "custom_linear_solve")
 def _(b: Builder):
     d, x = b.make((3,), "float32"), b.make((3,), "float32")
     return b.emit(
-        f"lax.custom_linear_solve(lambda x: {d.name} * x, {x.name}, "
-        f"lambda f, x: x / {d.name})"
+        f"lax.custom_linear_solve(lambda x: {d} * x, {x}, lambda f, x: x / {d})"
     )
 
 
@@ -162,9 +160,9 @@ def _(b: Builder):
 def _(b: Builder):
     block, _ = _inner(b, x := b.pick(), views=True)
     name = b.rng.choice(["call", "closed_call"])
-    about = f"jax._src.api_util.debug_info('f', {block.name}, ({x.name},), {{}})"
-    fun = f"jax._src.linear_util.wrap_init({block.name}, debug_info={about})"
-    text = f"jax._src.core.{name}_p.bind({x.name}, subfuns=({fun},))"
+    about = f"jax._src.api_util.debug_info('f', {block}, ({x},), {{}})"
+    fun = f"jax._src.linear_util.wrap_init({block}, debug_info={about})"
+    text = f"jax._src.core.{name}_p.bind({x}, subfuns=({fun},))"
     return b.emit(f"tuple({text})", block)
 
 
@@ -178,7 +176,7 @@ def _(b: Builder):
     one = Value("", x.shape[:axis] + x.shape[axis + 1 :], x.dtype, x.is_view)
     block, _ = _inner(b, one, views=True)
     out = b.rng.choice([0, 0, -1])
-    return b.emit(f"jax.vmap({block.name}, {axis}, {out})({x.name})", block)
+    return b.emit(f"jax.vmap({block}, {axis}, {out})({x})", block)
 
 
 @maker("calls", "ref")
@@ -188,14 +186,14 @@ def _(b: Builder):
     if not x.shape[0]:
         raise Refused
     y = b.make(x.shape[1:], x.dtype.name)
-    text = f"(lambda r: (r.__setitem__(0, {y.name}), r[...])[1])(jax.new_ref({x.name}))"
+    text = f"(lambda r: (r.__setitem__(0, {y}), r[...])[1])(jax.new_ref({x}))"
     return b.emit(text)
 
 
 def _outside(text: str):
     def make(b: Builder):
         x = b.pick(SINGLE)
-        return b.emit(text.format(x=x.name))
+        return b.emit(text.format(x=x))
 
     return make
 

@@ -16,7 +16,7 @@ def _indices(b: Builder, x: Value, axis: int, mode: str | None) -> Value:
     found = b.integers(shape, low, high)
     if inside:
         # What is computed of a leaf may be anything.
-        text = f"jnp.clip({found.name}.astype(jnp.int32), 0, {size - 1})"
+        text = f"jnp.clip({found}.astype(jnp.int32), 0, {size - 1})"
         [found] = b.emit(text)
     return found
 
@@ -28,7 +28,7 @@ def _take(b: Builder):
     fill = ""
     if mode == "fill" and b.rng.random() < 0.5:
         fill = ", fill_value=" + b.rng.choice(["0", "-2", "1"])
-    text = f"jnp.take({x.name}, {ids.name}, axis={axis}, mode={mode!r}{fill})"
+    text = f"jnp.take({x}, {ids}, axis={axis}, mode={mode!r}{fill})"
     return b.emit(text, is_view=x.is_view)
 
 
@@ -47,7 +47,7 @@ def _at(b: Builder):
     mode = b.rng.choice(MODES)
     if mode == "promise_in_bounds":
         mode = "clip"
-    text = f"{x.name}.at[{', '.join(keys)}].get(mode={mode!r})"
+    text = f"{x}.at[{', '.join(keys)}].get(mode={mode!r})"
     return b.emit(text, is_view=x.is_view)
 
 
@@ -81,7 +81,7 @@ def _starts(b: Builder, x: Value, batch, start, sizes, inside) -> Value:
     if inside:
         room = min([x.shape[a] - sizes[a] for a in start], default=0)
         found = b.integers(shape, 0, room)
-        return b.emit(f"jnp.clip({found.name}.astype(jnp.int32), 0, {room})")[0]
+        return b.emit(f"jnp.clip({found}.astype(jnp.int32), 0, {room})")[0]
     largest = max([x.shape[a] for a in start], default=0)
     return b.integers(shape, -largest - 1, largest + 1)
 
@@ -104,10 +104,7 @@ def _(b: Builder):
         f"lax.GatherDimensionNumbers({tuple(windows)}, {tuple(collapsed)}, "
         f"{tuple(start)}, {tuple(batching)}, {tuple(along)})"
     )
-    text = (
-        f"lax.gather({x.name}, {starts.name}, {numbers}, {tuple(sizes)}, "
-        f"mode={mode!r}{fill})"
-    )
+    text = f"lax.gather({x}, {starts}, {numbers}, {tuple(sizes)}, mode={mode!r}{fill})"
     return b.emit(text, is_view=x.is_view)
 
 
@@ -126,10 +123,7 @@ def _scatter(name):
             f"lax.ScatterDimensionNumbers({tuple(windows)}, {tuple(collapsed)}, "
             f"{tuple(start)}, {tuple(batching)}, {tuple(along)})"
         )
-        return b.emit(
-            f"lax.{name}({x.name}, {starts.name}, {updates.name}, {numbers}, "
-            f"mode={mode!r})"
-        )
+        return b.emit(f"lax.{name}({x}, {starts}, {updates}, {numbers}, mode={mode!r})")
 
     return make
 

@@ -16,7 +16,7 @@ def _square(b: Builder) -> Value:
 
 def _of_square(text: str):
     def make(b: Builder):
-        return b.emit(text.format(x=_square(b).name))
+        return b.emit(text.format(x=_square(b)))
 
     return make
 
@@ -24,7 +24,7 @@ def _of_square(text: str):
 def _of_two(text: str, first=SQUARE, second=(3,), dtype="float32"):
     def make(b: Builder):
         x, y = b.make(first, dtype), b.make(second, dtype)
-        return b.emit(text.format(x=x.name, y=y.name))
+        return b.emit(text.format(x=x, y=y))
 
     return make
 

@@ -21,12 +21,12 @@ def _collective(text: str, out: str = "'m'", check: bool = True):
         inner, (arg,) = b.block(Value("", (1, *x.shape[1:]), x.dtype, x.is_view))
         result = inner.make(arg.shape, "float32")
         # It has to depend on the argument, or nothing is communicated.
-        [result] = inner.emit(f"lax.add({result.name}, {arg.name})")
+        [result] = inner.emit(f"lax.add({result}, {arg})")
         block = inner.close((arg,), [result])
-        body = text.format(x=f"{block.name}(x)[0]")
+        body = text.format(x=f"{block}(x)[0]")
         return b.emit(
             f"jax.shard_map(lambda x: {body}, mesh={mesh(n)}, in_specs=jax.P('m'), "
-            f"out_specs=jax.P({out}), check_vma={check})({x.name})",
+            f"out_specs=jax.P({out}), check_vma={check})({x})",
             block,
         )
 
@@ -59,11 +59,11 @@ for _name, _arguments in {
 def _(b: Builder):
     x, n = _stacked(b)
     where = f"jax.NamedSharding({mesh(n)}, jax.P('m'))"
-    return b.emit(f"lax.with_sharding_constraint({x.name}, {where})")
+    return b.emit(f"lax.with_sharding_constraint({x}, {where})")
 
 
 @maker("meshes", "reshard")
 def _(b: Builder):
     x, n = _stacked(b)
     where = f"jax.NamedSharding({mesh(n, 'Explicit')}, jax.P('m'))"
-    return b.emit(f"jax.reshard({x.name}, {where})")
+    return b.emit(f"jax.reshard({x}, {where})")

@@ -20,7 +20,7 @@ def _followed(b: Builder, value: Value, text: str):
 def _(b: Builder):
     x = _view(b, 1)
     order = b.permutation(len(x.shape))
-    return _followed(b, x, f"lax.transpose({x.name}, {order})")
+    return _followed(b, x, f"lax.transpose({x}, {order})")
 
 
 @maker("moves", "reshape")
@@ -35,14 +35,14 @@ def _(b: Builder):
     order = ""
     if x.shape and b.rng.random() < 0.1:
         order = f", dimensions={b.permutation(len(x.shape))}"
-    return _followed(b, x, f"lax.reshape({x.name}, {tuple(sizes)}{order})")
+    return _followed(b, x, f"lax.reshape({x}, {tuple(sizes)}{order})")
 
 
 @maker("moves", "squeeze")
 def _(b: Builder):
     x = b.pick(MOVED, lambda v: 1 in v.shape)
     axes = tuple(a for a, n in enumerate(x.shape) if n == 1 and b.rng.random() < 0.8)
-    return _followed(b, x, f"lax.squeeze({x.name}, {axes})")
+    return _followed(b, x, f"lax.squeeze({x}, {axes})")
 
 
 @maker("moves", "broadcast_in_dim")
@@ -57,7 +57,7 @@ def _(b: Builder):
         shape.append(b.rng.choice([2, 3]) if size == 1 and repeats else size)
     if b.rng.random() < 0.3 or not shape:
         shape.append(1)
-    text = f"lax.broadcast_in_dim({x.name}, {tuple(shape)}, {tuple(axes)})"
+    text = f"lax.broadcast_in_dim({x}, {tuple(shape)}, {tuple(axes)})"
     return b.emit(text, is_view=x.is_view and math.prod(shape) == x.size)
 
 
@@ -65,7 +65,7 @@ def _(b: Builder):
 def _(b: Builder):
     x = _view(b, 1)
     axes = b.some(len(x.shape))
-    return _followed(b, x, f"lax.rev({x.name}, {axes})")
+    return _followed(b, x, f"lax.rev({x}, {axes})")
 
 
 @maker("moves", "slice")
@@ -78,18 +78,17 @@ def _(b: Builder):
         limits.append(b.rng.choice([size, b.rng.randint(start, size)]))
         strides.append(b.rng.choice([1, 1, 2, 3]))
     last = strides if b.rng.random() < 0.6 else None
-    return _followed(b, x, f"lax.slice({x.name}, {starts}, {limits}, {last})")
+    return _followed(b, x, f"lax.slice({x}, {starts}, {limits}, {last})")
 
 
 @maker("look_ups", "dynamic_slice")
 def _(b: Builder):
     x = _view(b, 1)
     sizes = tuple(b.rng.randint(min(1, n), n) for n in x.shape)
-    starts = ", ".join(b.integers((), -n - 1, n + 1).name for n in x.shape)
+    starts = ", ".join(str(b.integers((), -n - 1, n + 1)) for n in x.shape)
     wraps = b.rng.random() < 0.5
     text = (
-        f"lax.dynamic_slice({x.name}, ({starts},), {sizes}, "
-        f"allow_negative_indices={wraps})"
+        f"lax.dynamic_slice({x}, ({starts},), {sizes}, allow_negative_indices={wraps})"
     )
     return _followed(b, x, text)
 
@@ -99,8 +98,8 @@ def _(b: Builder):
     x = b.of_rank(1, MOVED)
     sizes = tuple(b.rng.randint(0, n) for n in x.shape)
     update = b.make(sizes, x.dtype.name)
-    starts = ", ".join(b.integers((), -n - 1, n + 1).name for n in x.shape)
-    return b.emit(f"lax.dynamic_update_slice({x.name}, {update.name}, ({starts},))")
+    starts = ", ".join(str(b.integers((), -n - 1, n + 1)) for n in x.shape)
+    return b.emit(f"lax.dynamic_update_slice({x}, {update}, ({starts},))")
 
 
 @maker("others", "pad")
@@ -111,14 +110,14 @@ def _(b: Builder):
         for _ in x.shape
     ]
     fill = b.make((), x.dtype.name)
-    return b.emit(f"lax.pad({x.name}, {fill.name}, {config})")
+    return b.emit(f"lax.pad({x}, {fill}, {config})")
 
 
 @maker("moves", "concatenate")
 def _(b: Builder):
     x = b.of_rank(1, MOVED)
     parts = [x, *(b.like(x) for _ in range(b.rng.randint(0, 2)))]
-    names = ", ".join(part.name for part in parts)
+    names = ", ".join(map(str, parts))
     return b.emit(f"lax.concatenate([{names}], {b.axis(x)})")
 
 
@@ -126,13 +125,13 @@ def _(b: Builder):
 def _(b: Builder):
     x = b.pick(MOVED)
     axis = b.rng.randint(0, len(x.shape))
-    return b.emit(f"lax.stack([{x.name}, {b.like(x).name}], {axis})")
+    return b.emit(f"lax.stack([{x}, {b.like(x)}], {axis})")
 
 
 @maker("others", "unstack")
 def _(b: Builder):
     x = b.of_rank(1, MOVED)
-    return b.emit(f"tuple(lax.unstack({x.name}, {b.axis(x)}))")
+    return b.emit(f"tuple(lax.unstack({x}, {b.axis(x)}))")
 
 
 @maker("others", "split")
@@ -141,13 +140,13 @@ def _(b: Builder):
     axis = b.axis(x)
     first = b.rng.randint(0, x.shape[axis])
     sizes = (first, x.shape[axis] - first)
-    return b.emit(f"tuple(lax.split({x.name}, {sizes}, {axis}))")
+    return b.emit(f"tuple(lax.split({x}, {sizes}, {axis}))")
 
 
 @maker("moves", "tile")
 def _(b: Builder):
     x = b.of_rank(1, MOVED)
-    return b.emit(f"lax.tile({x.name}, {[b.rng.randint(1, 2) for _ in x.shape]})")
+    return b.emit(f"lax.tile({x}, {[b.rng.randint(1, 2) for _ in x.shape]})")
 
 
 @maker("moves", "iota")
@@ -171,9 +170,9 @@ def _(b: Builder):
     x = b.of_rank(1, (*REAL, "bool"))
     axis, stable = b.axis(x), b.rng.random() < 0.5
     if b.rng.random() < 0.4:
-        return b.emit(f"lax.sort({x.name}, dimension={axis}, is_stable={stable})")
+        return b.emit(f"lax.sort({x}, dimension={axis}, is_stable={stable})")
     y, keys = b.make(x.shape, b.dtype(FLOATS)), b.rng.randint(1, 2)
-    pair = f"({x.name}, {y.name})"
+    pair = f"({x}, {y})"
     return b.emit(f"lax.sort({pair}, dimension={axis}, num_keys={keys})")
 
 
@@ -182,20 +181,20 @@ def _(b: Builder):
     x = b.of_rank(1, REAL)
     axis = b.axis(x)
     k = b.rng.randint(0, x.shape[axis])
-    return b.emit(f"tuple(lax.top_k({x.name}, {k}, axis={axis}))")
+    return b.emit(f"tuple(lax.top_k({x}, {k}, axis={axis}))")
 
 
 @maker("others", "approx_top_k")
 def _(b: Builder):
     x = b.of_rank(1, FLOATS)
     axis, name = b.axis(x), b.rng.choice(["min", "max"])
-    return b.emit(f"lax.approx_{name}_k({x.name}, {min(1, x.shape[axis])}, {axis})")
+    return b.emit(f"lax.approx_{name}_k({x}, {min(1, x.shape[axis])}, {axis})")
 
 
 @maker("moves", "copy")
 def _(b: Builder):
     x = b.pick(ALL)
-    return _followed(b, x, f"jnp.copy({x.name})")
+    return _followed(b, x, f"jnp.copy({x})")
 
 
 @maker("others", "layout_constraint")
@@ -203,4 +202,4 @@ def _(b: Builder):
     x = b.of_rank(1, FLOATS)
     order = b.permutation(len(x.shape))
     layout = f"jax.experimental.layout.Layout({order})"
-    return b.emit(f"jax.experimental.layout.with_layout_constraint({x.name}, {layout})")
+    return b.emit(f"jax.experimental.layout.with_layout_constraint({x}, {layout})")

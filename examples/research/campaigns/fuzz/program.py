@@ -33,6 +33,9 @@ class Value:
     dtype: Any
     is_view: bool = False
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def size(self) -> int:
         return int(np.prod(self.shape))
@@ -46,6 +49,9 @@ class Block:
     args: tuple[Value, ...]
     statements: tuple["Statement", ...]
     results: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.name
 
     def lines(self) -> Iterator[str]:
         yield f"def {self.name}({', '.join(value.name for value in self.args)}):"

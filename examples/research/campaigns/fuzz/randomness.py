@@ -8,7 +8,7 @@ def _key(b: Builder) -> str:
     if b.rng.random() < 0.4:
         return f"jax.random.key({b.rng.randint(0, 9)})"
     seed = b.make((), "float32")
-    word = f"lax.bitcast_convert_type({seed.name}, jnp.uint32)"
+    word = f"lax.bitcast_convert_type({seed}, jnp.uint32)"
     return f"jax.random.key({word})"
 
 
@@ -43,7 +43,7 @@ def _(b: Builder):
         [("threefry2x32", 4), ("threefry4x32", 8), ("philox2x32", 3), ("philox4x32", 6)]
     )
     x = b.make((3,), "float32")
-    word = f"lax.bitcast_convert_type({x.name}, jnp.uint32)"
+    word = f"lax.bitcast_convert_type({x}, jnp.uint32)"
     words = ", ".join([word] * count)
     return b.emit(f"tuple(jax._src.random.{name}.{name}_p.bind({words}))")
 
@@ -51,12 +51,12 @@ def _(b: Builder):
 @maker("outside", "random_gamma")
 def _(b: Builder):
     x = b.make((3,), "float32")
-    return b.emit(f"jax.random.gamma({_key(b)}, lax.abs({x.name}))")
+    return b.emit(f"jax.random.gamma({_key(b)}, lax.abs({x}))")
 
 
 @maker("randomness", "rng_bit_generator")
 def _(b: Builder):
     x = b.make((4,), "float32")
-    word = f"lax.bitcast_convert_type({x.name}, jnp.uint32)"
+    word = f"lax.bitcast_convert_type({x}, jnp.uint32)"
     kind = "lax.RandomAlgorithm.RNG_PHILOX"
     return b.emit(f"tuple(lax.rng_bit_generator({word}, (3,), algorithm={kind}))")

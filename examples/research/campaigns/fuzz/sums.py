@@ -20,7 +20,7 @@ def _reduction(name, dtypes):
     def make(b: Builder):
         x = b.pick(dtypes)
         axes = b.some(len(x.shape))
-        return b.emit(f"lax.{name}({x.name}, {axes})")
+        return b.emit(f"lax.{name}({x}, {axes})")
 
     return make
 
@@ -41,7 +41,7 @@ def _cumulative(name, dtypes):
     def make(b: Builder):
         x = b.of_rank(1, dtypes)
         reverse = b.rng.random() < 0.5
-        return b.emit(f"lax.{name}({x.name}, {b.axis(x)}, reverse={reverse})")
+        return b.emit(f"lax.{name}({x}, {b.axis(x)}, reverse={reverse})")
 
     return make
 
@@ -60,7 +60,7 @@ for _name, _dtypes in {
 def _(b: Builder):
     x = b.of_rank(1, REAL)
     name, dtype = b.rng.choice(["argmax", "argmin"]), b.rng.choice(["int32", "uint8"])
-    return b.emit(f"lax.{name}({x.name}, {b.axis(x)}, {typename(dtype)})")
+    return b.emit(f"lax.{name}({x}, {b.axis(x)}, {typename(dtype)})")
 
 
 @maker("sums", "reduce")
@@ -68,7 +68,7 @@ def _(b: Builder):
     x = b.pick(FLOATS)
     axes, start = b.some(len(x.shape)), b.make((), x.dtype.name)
     text = b.rng.choice(["lax.sub(x, y)", "lax.max(x, lax.mul(y, y))"])
-    return b.emit(f"lax.reduce({x.name}, {start.name}, lambda x, y: {text}, {axes})")
+    return b.emit(f"lax.reduce({x}, {start}, lambda x, y: {text}, {axes})")
 
 
 def _window(b: Builder, x) -> str:
@@ -85,9 +85,7 @@ def _windowed(operation, start, dtypes):
         first = f"np.array({start}, {typename(x.dtype)})"
         if operation.startswith("lambda"):
             first = b.make((), x.dtype.name).name
-        return b.emit(
-            f"lax.reduce_window({x.name}, {first}, {operation}, {_window(b, x)})"
-        )
+        return b.emit(f"lax.reduce_window({x}, {first}, {operation}, {_window(b, x)})")
 
     return make
 
@@ -102,7 +100,7 @@ maker("sums", "reduce_window")(_windowed("lambda x, y: x - y", "", ("float32",))
 def _(b: Builder):
     x = b.of_rank(1, ("float32",))
     pool = f"lax.reduce_window(x, -jnp.inf, lax.max, {_window(b, x)})"
-    return b.emit(f"jax.grad(lambda x: {pool}.sum())({x.name})")
+    return b.emit(f"jax.grad(lambda x: {pool}.sum())({x})")
 
 
 @maker("sums", "select_and_gather_add")
@@ -110,7 +108,7 @@ def _(b: Builder):
     x = b.of_rank(1, ("float32",))
     pool = f"lax.reduce_window(x, -jnp.inf, lax.max, {_window(b, x)})"
     y = b.like(x)
-    return b.emit(f"jax.jvp(lambda x: {pool}, ({x.name},), ({y.name},))[1]")
+    return b.emit(f"jax.jvp(lambda x: {pool}, ({x},), ({y},))[1]")
 
 
 @maker("sums", "select_and_scatter")
@@ -120,8 +118,8 @@ def _(b: Builder):
     y, start = b.like(x), b.make((), "float32")
     return b.emit(
         "jax._src.lax.windowed_reductions._select_and_scatter("
-        f"{x.name}, lax.ge, {window}, {window}, {((0, 0),) * len(x.shape)}, "
-        f"{y.name}, {start.name}, lax.sub)"
+        f"{x}, lax.ge, {window}, {window}, {((0, 0),) * len(x.shape)}, "
+        f"{y}, {start}, lax.sub)"
     )
 
 
@@ -152,8 +150,7 @@ def _(b: Builder):
         x, y, left, stacked = y, x, left[::-1], stacked[::-1]
     wide = b.rng.choice(["None", "None", "jnp.float32", typename(x.dtype)])
     return b.emit(
-        f"lax.dot_general({x.name}, {y.name}, {(left, stacked)}, "
-        f"preferred_element_type={wide})"
+        f"lax.dot_general({x}, {y}, {(left, stacked)}, preferred_element_type={wide})"
     )
 
 
@@ -182,7 +179,7 @@ def _(b: Builder):
     strides = tuple(rng.randint(1, 2) for _ in range(rank))
     dilation = tuple(rng.randint(1, 2) for _ in range(rank))
     return b.emit(
-        f"lax.conv_general_dilated({x.name}, {w.name}, {strides}, {padding}, "
+        f"lax.conv_general_dilated({x}, {w}, {strides}, {padding}, "
         f"rhs_dilation={dilation}, dimension_numbers={numbers}, "
         f"feature_group_count={groups}, batch_group_count={batches})"
     )
@@ -194,7 +191,7 @@ def _(b: Builder):
     w = b.make((2, x.shape[1], 3), "float32")
     first = b.rng.randint(0, x.shape[0])
     groups = f"jnp.array([{first}, {x.shape[0] - first}], jnp.int32)"
-    return b.emit(f"lax.ragged_dot({x.name}, {w.name}, {groups})")
+    return b.emit(f"lax.ragged_dot({x}, {w}, {groups})")
 
 
 @maker("others", "fft")
@@ -203,7 +200,7 @@ def _(b: Builder):
     x = b.of_rank(1, ("float32",) if kind == "rfft" else ("complex64",))
     if not x.size:
         raise Refused
-    return b.emit(f"lax.fft({x.name}, {kind!r}, ({x.shape[-1]},))")
+    return b.emit(f"lax.fft({x}, {kind!r}, ({x.shape[-1]},))")
 
 
 @maker("others", "scaled_dot")
@@ -212,6 +209,6 @@ def _(b: Builder):
     s, t = b.make((2, 2), "bfloat16"), b.make((2, 3), "bfloat16")
     numbers = (((1,), (0,)), ((), ()))
     return b.emit(
-        f"lax.scaled_dot({x.name}, {y.name}, lhs_scale={s.name}, rhs_scale={t.name}, "
+        f"lax.scaled_dot({x}, {y}, lhs_scale={s}, rhs_scale={t}, "
         f"dimension_numbers={numbers}, preferred_element_type=jnp.float32)"
     )

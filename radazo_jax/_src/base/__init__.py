@@ -1,0 +1,1 @@
+"""Foundations: checks of arguments, trees, compiled programs, and names."""

@@ -1,0 +1,1 @@
+"""Values of points, and the gradients that are estimated from them."""

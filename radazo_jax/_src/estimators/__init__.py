@@ -1,1 +1,0 @@
-"""Gradient estimators, and gradients that they estimate."""

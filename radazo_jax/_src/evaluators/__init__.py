@@ -1,1 +1,0 @@
-"""Values of points: in one program, over a mesh, or by Python functions."""

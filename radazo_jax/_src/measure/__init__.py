@@ -1,0 +1,1 @@
+"""Measurements before a run: smoothing, learning rate, and a diagnosis."""

@@ -1,1 +1,0 @@
-"""Random numbers by position, the keys they come from, and exact sums."""

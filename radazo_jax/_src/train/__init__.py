@@ -1,0 +1,1 @@
+"""Runs of an estimator and an optimizer, in one program or on values."""
