@@ -11,15 +11,8 @@ import numpy as np
 
 from radazo_jax._src.base import checks
 from radazo_jax._src.base.names import checks_names
-from radazo_jax._src.methods.contract import (
-    Box,
-    End,
-    Method,
-    Part,
-    Start,
-    Steps,
-    check_continuous,
-)
+from radazo_jax._src.methods import contract
+from radazo_jax._src.methods.contract import Box, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.ends import decided, guarded
 from radazo_jax._src.methods.points import scaled
 
@@ -294,7 +287,7 @@ class Many:
 
     @guarded
     def __call__(self, start: Start) -> Steps:
-        check_continuous("many()", start)
+        contract.check_continuous("many()", start)
         values = yield start.params[None]
         inner = functools.partial(steps, start, num_directions=self.num_directions)
         return (yield from scaled(inner, values))
