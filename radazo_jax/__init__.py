@@ -66,8 +66,7 @@ from radazo_jax._src.perturb.transform import perturb
 from radazo_jax._src.steps.optax_wrapper import estimate_gradient
 from radazo_jax._src.steps.solver import solver
 from radazo_jax._src.steps.states import RunError
-from radazo_jax._src.train.replay import replay
-from radazo_jax._src.train.train import train
+from radazo_jax._src.train.train import replay, train
 from radazo_jax._src.workers.distribute import distribute
 
 __version__ = "0.1.0"

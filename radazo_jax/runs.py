@@ -12,11 +12,12 @@ from radazo_jax._src.runs.history import History, scalars
 from radazo_jax._src.runs.results import Best, Report, Result, Stage
 from radazo_jax._src.steps.solver import Solver
 from radazo_jax._src.steps.states import Failures, RunError, SolverState, StepInfo
-from radazo_jax._src.train.replay import Told
+from radazo_jax._src.train.stepper import AskTellOptimizer
 from radazo_jax._src.workers.fleet import WorkerReport
 
 __all__ = [
     "AskTell",
+    "AskTellOptimizer",
     "Best",
     "Diagnosis",
     "Evaluations",
@@ -31,7 +32,6 @@ __all__ = [
     "SolverState",
     "Stage",
     "StepInfo",
-    "Told",
     "WorkerReport",
     "scalars",
 ]

@@ -52,6 +52,13 @@ def pytest_runtest_teardown(item, nextitem):
         gc.collect()
 
 
+@pytest.fixture
+def as_flax_needs_it():
+    """Flax adds a bias to a batch, and counts in uint32."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def compiled_once(tmp_path_factory):
     """Processes that are started compile equal programs once.

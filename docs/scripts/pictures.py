@@ -278,7 +278,7 @@ def devices(colors: Colors) -> plt.Figure:
     axes.plot((0, 3), (0, 0), color=colors.quiet, lw=1.2)
     for i in range(8):
         x, y = i % 4, 0.62 if i < 4 else -0.62
-        axes.plot((x, x), (0, y), color=colors.quiet, lw=1.2, zorder=0)
+        axes.plot((x, x), (0, y / 2), color=colors.quiet, lw=1.2)
         corner = (x - 0.4, y - 0.3)
         frame = {"fill": False, "edgecolor": colors.main, "linewidth": 1.5}
         axes.add_patch(plt.Rectangle(corner, 0.8, 0.6, **frame))
@@ -418,7 +418,7 @@ def share(rows: list[dict[str, Any]], kind: str, tool: str) -> float:
 
 
 # Steps of the default method, by their number of points.
-KINDS = {"differences": "levels", "line search": "accent", "population": "main"}
+KINDS = {"differences": "quiet", "line search": "accent", "population": "main"}
 
 
 def decides(colors: Colors, narrow: bool) -> plt.Figure:
@@ -440,7 +440,7 @@ def decides(colors: Colors, narrow: bool) -> plt.Figure:
 
     zo.minimize(fun, np.zeros(size), max_evaluations=160, progress=False, callback=see)
     figure, axes = panel(colors, narrow)
-    axes.plot(best, color=colors.quiet, lw=1.2, label="lowest so far")
+    axes.plot(best, color=colors.text, lw=1.0, label="lowest so far")
     for name, points in found.items():
         if points:
             x, y = np.transpose(points)

@@ -158,7 +158,7 @@ return small"""
 LEAST = 10  # Pixels of letters.
 # What the outputs of the notebooks say, and how many figures they have.
 OUTPUTS = {
-    "first_run": (r"after 600 steps", 1),
+    "first_run": (r"after 600 steps", 2),
     "choosing": (r"Orthonormal +\S+ above the minimum", 2),
     "black_boxes": (r"it lands after \d+\.\d+ m", 1),
     "networks": (r"9\d\.\d% right", 2),
@@ -467,7 +467,7 @@ def test_notebook_shows_its_outputs(browser, address, page):
 
 def test_figures_grow_and_colors_change(browser, address):
     resize(browser, WIDTHS[0])
-    browser.get(f"{address}research/optimizers/")
+    browser.get(f"{address}research/paper/")
     image = one(browser, "article a.glightbox img")
     before = image.size["width"]
     browser.execute_script("arguments[0].click()", image)

@@ -26,6 +26,8 @@ def anchors(text):
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     given = re.findall(r"\{ ?#([\w-]+)|id=\"([\w-]+)\"", text)
     ids = {name for names in given for name in names if name}
+    tabs = re.findall(r'^=== "', text, re.MULTILINE)
+    ids |= {f"__tabbed_1_{number}" for number, _ in enumerate(tabs, 1)}
     for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
         heading = re.sub(r"\]\([^)]*\)|\{.*\}", "", heading)
         ascii_only = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore")

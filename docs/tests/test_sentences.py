@@ -141,7 +141,9 @@ def test_entries_show_lines_and_results_of_the_programs_below():
     """The code of a card is code of the program that runs, and so is its result."""
     text = (ROOT / "docs/index.md").read_text(encoding="utf-8")
     entries, _, programs = text.partition("## Install")
-    shown = re.findall(r"```py\n(.*?)```\n\n *```text\n(.*?)```", entries, re.DOTALL)
+    shown = re.findall(
+        r"``` \{ .python \}\n(.*?)```\n\n *```text\n(.*?)```", entries, re.DOTALL
+    )
     ran = re.findall(r"```python\n(.*?)```\n\n *```text\n(.*?)```", programs, re.DOTALL)
     assert len(shown) == 3
     for (code, result), (program, printed) in zip(shown, ran, strict=False):

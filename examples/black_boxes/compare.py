@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import click
 import cma
 import jax
-import matplotlib.pyplot as plt
 import nevergrad as ng
 import numpy as np
 import optax
@@ -36,16 +35,9 @@ from examples.black_boxes.results import (
     numbers,
     provenance,
     significant,
-    tidy,
 )
 
 OUTPUT = Path(__file__).resolve().parents[1] / "out" / "black_boxes"
-COLORS = {
-    "R-AdaZO": "#D55E00",
-    "default method": "#CC79A7",
-    "pycma": "#0072B2",
-    "Nevergrad": "#009E73",
-}
 TUNING_SEED = 1000  # The scale is chosen on it; the seeds of the tables are 0, 1, …
 
 
@@ -291,15 +283,3 @@ def table(content: dict[str, Any], caption: str, names: dict[str, str]) -> Table
         f"evaluations, {settings['seeds']} seeds"
     )
     return Table(caption, ("tool", "scale", *names.values()), rows)
-
-
-def draw(axes: plt.Axes, content: dict[str, Any], sign: float = 1.0) -> None:
-    """The best value so far over evaluations; all seeds, and their mean in bold."""
-    at = _at(content["settings"]["evaluations"]) + 1
-    for name, run in content["runs"].items():
-        curves = sign * np.array(run["curves"])
-        axes.plot(at, curves.T, lw=0.7, alpha=0.5, color=COLORS[name])
-        axes.plot(at, curves.mean(axis=0), lw=2, color=COLORS[name], label=name)
-    axes.set_xlabel("evaluations")
-    axes.legend(frameon=False)
-    tidy(axes)

@@ -70,13 +70,6 @@ def tables(content: dict[str, Any]) -> list[Table]:
     return [compare.table(content, f"A linear policy for {TASK}", names)]
 
 
-def plot(content: dict[str, Any]) -> plt.Figure:
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    compare.draw(axes, content, sign=-1.0)
-    axes.set(ylabel=f"return of {STEPS} steps", title=f"{TASK}: best so far")
-    return figure
-
-
 def rollout(weights: np.ndarray) -> plt.Figure:
     """Six pictures of an episode that it was not trained on."""
     _, pictures = episode(weights, 2, range(STEPS // 2, STEPS // 2 + 12, 2))
@@ -97,7 +90,7 @@ def main(args: Any) -> None:
         content, best = compare.compare(problem, measure, args, pool)
     weights = {name: numbers(found) for name, found in best.items()}
     content["weights"] = content.get("weights", {}) | weights
-    finish(args.output / "mujoco_policy", content, tables, plot)
+    finish(args.output / "mujoco_policy", content, tables)
     if "R-AdaZO" in best:
         save(rollout(best["R-AdaZO"]), args.output / "mujoco_rollout.png")
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import onnx
 import onnxruntime
@@ -152,20 +151,6 @@ def tables(content: dict[str, Any]) -> list[Table]:
     ]
 
 
-def plot(content: dict[str, Any]) -> plt.Figure:
-    figure, (pictures, axes) = plt.subplots(
-        1, 2, figsize=(11, 4), layout="constrained", width_ratios=(1, 1.6)
-    )
-    rows = [np.hstack(data[1][:5].reshape(-1, 8, 8)) for data in CAMERAS.values()]
-    pictures.imshow(np.vstack(rows), cmap="gray", vmin=0, vmax=1)
-    pictures.set(
-        yticks=(3.5, 11.5), yticklabels=("old camera", "new camera"), xticks=()
-    )
-    compare.draw(axes, content)
-    axes.set(ylabel="share of errors", title="On the images of the new camera")
-    return figure
-
-
 @compare.options(evaluations=1000, seeds=3)
 def main(args: Any) -> None:
     network = trained()
@@ -191,7 +176,7 @@ def main(args: Any) -> None:
             name: {camera: accuracy(m, data, p) for camera, data in CAMERAS.items()}
             for name, (m, p) in models.items()
         }
-    finish(args.output / "onnx_int8", content, tables, plot)
+    finish(args.output / "onnx_int8", content, tables)
 
 
 if __name__ == "__main__":

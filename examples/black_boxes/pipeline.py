@@ -9,7 +9,6 @@ in jumps with the weights, and so does the score.
 
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import make_friedman1
 from sklearn.model_selection import cross_val_score, train_test_split
@@ -56,13 +55,6 @@ def tables(content: dict[str, Any]) -> list[Table]:
     return [compare.table(content, "R² of k-NN with weighted features", names)]
 
 
-def plot(content: dict[str, Any]) -> plt.Figure:
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    compare.draw(axes, content)
-    axes.set_ylabel("1 − R², cross-validated")
-    return figure
-
-
 @compare.options(evaluations=200, seeds=3)
 def main(args: Any) -> None:
     problem = compare.Problem(
@@ -70,7 +62,7 @@ def main(args: Any) -> None:
     )
     with compare.processes() as pool:
         content, _ = compare.compare(problem, measure, args, pool)
-    finish(args.output / "pipeline", content, tables, plot)
+    finish(args.output / "pipeline", content, tables)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Records of comparisons as JSON, with their tables and figures."""
+"""Records of comparisons as JSON, with their tables."""
 
 import datetime
 import importlib.metadata
@@ -82,9 +82,8 @@ def finish(
     path: Path,
     content: dict[str, Any],
     tables: Callable[[dict[str, Any]], Sequence[Table]],
-    plot: Callable[[dict[str, Any]], plt.Figure],
 ) -> None:
-    """Writes the record and its figure, and prints the tables.
+    """Writes the record, and prints the tables.
 
     The record has the tables' rows, so that a page can show them if the tools are not
     installed.
@@ -104,13 +103,7 @@ def finish(
     path.with_suffix(".json").write_text(text, encoding="utf-8")
     for table in tables(content):
         print(f"\n{table.caption}\n\n{table.format()}")
-    save(plot(content), path.with_suffix(".png"))
-    print(f"\nWrote {path}.json and {path}.png")
-
-
-def tidy(axes: plt.Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#dddddd", lw=0.7)
+    print(f"\nWrote {path}.json")
 
 
 def save(figure: plt.Figure, path: Path) -> None:

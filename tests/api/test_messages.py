@@ -309,12 +309,6 @@ def test_a_run_inside_of_a_transformation_says_so(kind, transform):
     assert "of jax.jit, jax.vmap" in text
 
 
-@pytest.fixture
-def as_flax_needs_it():
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 class Net(nnx.Module):
     def __init__(self, rngs):
         self.linear = nnx.Linear(3, 1, rngs=rngs)

@@ -64,7 +64,7 @@ def test_a_lowest_value_that_is_not_the_last_one_has_its_place(values, text):
 def test_arrays_without_values_are_printed(results):
     """Traced, abstract, deleted, and trees of what is no array."""
     _, box, told = results
-    state = told.maker.state
+    state = told._stepper.state
     shapes = "params={b: float32[3], w: float32[50, 10]}"
     seen = []
 

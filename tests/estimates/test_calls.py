@@ -155,18 +155,20 @@ X = np.linspace(-1, 1, 6, dtype=np.float32)
 STARTS = [X, {"a": [X, X[:4].reshape(2, 2)], "b": {"c": X[:3]}}]
 
 
+HOW = ["in turn", "threads", slow("processes"), "batch", "retries", "retries, batch"]
+
+
 @EACH_DOOR
-@pytest.mark.parametrize(
-    "how", ["in turn", "threads", slow("processes"), "batches", "retries"]
-)
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("write", ["scale", "sort", "empty"])
 def test_a_function_may_write_to_its_argument(write, how, run):
     """Its points, and the next tries, are those of a pure function."""
     writer, tries = Writer(write), itertools.count()
+    fun = writer.batched if "batch" in how else writer
 
     def flaky(params):
-        value = writer(params)
-        if how == "retries" and next(tries) % 3 == 0:
+        value = fun(params)
+        if next(tries) % 3 == 0:
             raise OSError("no answer")
         return value
 
@@ -174,12 +176,11 @@ def test_a_function_may_write_to_its_argument(write, how, run):
         given = copy.deepcopy(start)
         expected = run(lambda p: writer(copy.deepcopy(p)), start=start)
         with ThreadPoolExecutor(3) if how != "processes" else spawning(2) as pool:
-            more = {
-                "batches": {"fun": writer.batched, "batched": True},
-                "retries": {"fun": flaky, "retries": 2},
-                "in turn": {},
-            }.get(how, {"executor": pool})
-            found = run(**{"fun": writer, "start": given, **more})
+            options = {"batched": "batch" in how, "retries": 2 * ("retries" in how)}
+            if how in ("threads", "processes"):
+                options["executor"] = pool
+            call = flaky if "retries" in how else fun
+            found = run(call, start=given, **options)
         assert_same(found, expected)
         assert str(given) == str(start)
         pure = writer(copy.deepcopy(found.best.params))

@@ -13,35 +13,23 @@ CURVATURES = np.array([1.0, 3.0, 0.5, 2.0, 4.0, 1.0])
 PARAMS = {"a": jnp.array([[1.0, -2.0], [0.5, 0.25]]), "b": jnp.array([3.0, -1.0])}
 DIMENSION = 6
 
-# Each with few directions.
+# Each with few directions: arguments, by the name of the function.
 MAKERS = {
-    "residual_feedback": (zo.contrib.residual_feedback, {"num_directions": 2}),
-    "spsa": (zo.spsa, {}),
-    "evolution_strategy": (zo.evolution_strategy, {"population_size": 6}),
-    "variance_reduced": (
-        zo.contrib.variance_reduced,
-        {"num_directions": 2, "period": 3, "anchor_steps": 1},
-    ),
-    "coordinate_wise": (zo.contrib.coordinate_wise, {"num_directions": 3}),
-    "prior_guided": (zo.contrib.prior_guided, {"num_directions": 2, "decay": 0.5}),
-    "prior_guided(prior)": (
-        zo.contrib.prior_guided,
-        {"num_directions": 2, "prior": lambda x: moved(x, 1.0)},
-    ),
-    "query_reuse": (zo.contrib.query_reuse, {"num_directions": 2, "memory_size": 3}),
-    "linear_interpolation": (
-        zo.contrib.linear_interpolation,
-        {"num_directions": 2, "radius": 0.1},
-    ),
-    "gaussian_process": (
-        zo.contrib.gaussian_process,
-        {"num_directions": 2, "memory_size": 8},
-    ),
-    "majority_vote": (zo.contrib.majority_vote, {"num_directions": 3}),
-    "normalized_batch": (zo.contrib.normalized_batch, {"num_directions": 3}),
-    "hessian_informed": (zo.contrib.hessian_informed, {}),
-    "lazy_low_rank": (zo.contrib.lazy_low_rank, {}),
-    "momentum_perturbation": (zo.contrib.momentum_perturbation, {}),
+    "residual_feedback": {"num_directions": 2},
+    "spsa": {},
+    "evolution_strategy": {"population_size": 6},
+    "variance_reduced": {"num_directions": 2, "period": 3, "anchor_steps": 1},
+    "coordinate_wise": {"num_directions": 3},
+    "prior_guided": {"num_directions": 2, "decay": 0.5},
+    "prior_guided(prior)": {"num_directions": 2, "prior": lambda x: moved(x, 1.0)},
+    "query_reuse": {"num_directions": 2, "memory_size": 3},
+    "linear_interpolation": {"num_directions": 2, "radius": 0.1},
+    "gaussian_process": {"num_directions": 2, "memory_size": 8},
+    "majority_vote": {"num_directions": 3},
+    "normalized_batch": {"num_directions": 3},
+    "hessian_informed": {},
+    "lazy_low_rank": {},
+    "momentum_perturbation": {},
 }
 HASHED = Hashed()
 WITHOUT_DISTRIBUTION = {"spsa", "coordinate_wise", "lazy_low_rank"}
@@ -49,10 +37,11 @@ WITHOUT_DISTRIBUTION = {"spsa", "coordinate_wise", "lazy_low_rank"}
 
 def make(name, distribution=HASHED, **kwargs):
     """An estimator of the table, by a distribution that costs nothing to compile."""
-    maker, arguments = MAKERS[name]
     if name not in WITHOUT_DISTRIBUTION:
         kwargs = {"distribution": distribution, **kwargs}
-    return maker(**arguments, **kwargs)
+    function = name.partition("(")[0]
+    module = zo if hasattr(zo, function) else zo.contrib
+    return getattr(module, function)(**MAKERS[name], **kwargs)
 
 
 # Those whose values show the derivative along the gradient exactly.

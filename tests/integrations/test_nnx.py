@@ -25,11 +25,7 @@ WAYS = {name: {"estimator": estimator} for name, estimator in ESTIMATORS.items()
 WAYS["forward in turn"] = WAYS["forward"] | {"evaluator": zo.vectorized(1)}
 
 
-@pytest.fixture(autouse=True)
-def as_flax_needs_it():
-    """Flax adds a bias to a batch, and counts in uint32."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("as_flax_needs_it")
 
 
 class Net(nnx.Module):

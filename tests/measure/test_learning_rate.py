@@ -200,6 +200,18 @@ def test_a_reward_has_a_rise_of_its_own():
     np.testing.assert_allclose(found.flatness, flatness(10 * found.rise), rtol=1e-2)
 
 
+def constant(params):
+    return 1 + 0 * squares(params)
+
+
+def one_at_start(params):
+    return 1.0 + jnp.where(params["b"][0] == -1.0, 0.0, 1.0)
+
+
+def empty(key):
+    return jax.random.normal(key, (0, 3))
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -212,30 +224,20 @@ def test_a_reward_has_a_rise_of_its_own():
         ({"fun": lambda p: 0 * squares(p)}, ValueError, "must be positive at params"),
         ({"fun": lambda p: -squares(p)}, ValueError, "must be positive at params"),
         ({"fun": lambda p: jnp.nan * squares(p)}, ValueError, "must be finite"),
-        ({"fun": lambda p: 1 + 0 * squares(p)}, ValueError, "must change with params"),
+        ({"fun": constant}, ValueError, "must change with params"),
+        ({"fun": one_at_start}, ValueError, "rose by 10 times rise"),
         (
-            {"fun": lambda p: 1.0 + jnp.where(p["b"][0] == -1.0, 0.0, 1.0)},
-            ValueError,
-            "rose by 10 times rise",
-        ),
-        (
-            {
-                "fun": lambda p, x: 0 * squares(p) + 1.1 + x**2,
-                "sample": jax.random.normal,
-            },
+            {"fun": lambda p, x: constant(p) + 0.1 + x**2, "sample": jax.random.normal},
             ValueError,
             "must change with params",
         ),
         (
-            {"fun": lambda p: 1 + 0 * squares(p), "params": {"a": jnp.zeros(3)}},
+            {"fun": constant, "params": {"a": jnp.zeros(3)}},
             ValueError,
             "must change with params; got 1 at all points up to a change of 5.24e",
         ),
         (
-            {
-                "fun": lambda p, x: squares(p) + jnp.mean(x),
-                "sample": lambda key: jax.random.normal(key, (0, 3)),
-            },
+            {"fun": lambda p, x: squares(p) + jnp.mean(x), "sample": empty},
             ValueError,
             "check that sample returns examples",
         ),

@@ -125,7 +125,7 @@ def test_a_journal_keeps_the_rate(whole, tmp_path):
 def test_the_rate_of_a_journal_is_not_measured_again(tmp_path, monkeypatch):
     path = tmp_path / "run.jsonl"
     first, estimator = run(journal=path), measured_estimator()
-    monkeypatch.setattr("radazo_jax._src.measure.learning_rate.measured", None)
+    monkeypatch.setattr("radazo_jax._src.train.rates.endless_rate", None)
     again = run(journal=path)
     np.testing.assert_array_equal(again.params, first.params)
     with pytest.raises(ValueError, match="its learning_rate is"):

@@ -16,8 +16,8 @@ from tests.helpers.tables import DISTRIBUTIONS, slow
 from tests.perturb.zoo import normal
 
 
-def nnx_program(module, *args):
-    graph, params = nnx.split(module)
+def of_nnx(make, *args):
+    graph, params = nnx.split(make(rngs=nnx.Rngs(0)))
     return lambda params, *args: nnx.merge(graph, params)(*args), params, *args
 
 
@@ -29,53 +29,38 @@ def scan_stack(params, x):
     return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params)[0]
 
 
+WIDE, TALL, X = normal(20, 30), normal(30, 20), normal(2, 20)
+IDS = jnp.array([3, 4])
 # The largest leaf of each is the matrix; all else in it is much smaller.
 NEVER_FORMED = {
-    "dense": lambda: (lambda w, x: x @ w, normal(20, 30), normal(2, 20)),
-    "nnx.Linear": lambda: nnx_program(
-        nnx.Linear(20, 30, rngs=nnx.Rngs(0)), normal(2, 20)
+    "dense": (lambda w, x: x @ w, WIDE, X),
+    "nnx.Linear": (functools.partial(nnx.Linear, 20, 30), X),
+    "nnx.LinearGeneral out": (functools.partial(nnx.LinearGeneral, 20, (5, 6)), X),
+    "nnx.LinearGeneral in": (
+        functools.partial(nnx.LinearGeneral, (5, 6), 20, axis=(-2, -1)),
+        normal(2, 5, 6),
     ),
-    "nnx.LinearGeneral out": lambda: nnx_program(
-        nnx.LinearGeneral(20, (5, 6), rngs=nnx.Rngs(0)), normal(2, 20)
-    ),
-    "nnx.LinearGeneral in": lambda: nnx_program(
-        nnx.LinearGeneral((5, 6), 20, axis=(-2, -1), rngs=nnx.Rngs(0)), normal(2, 5, 6)
-    ),
-    "nnx.Embed": lambda: nnx_program(
-        nnx.Embed(30, 20, rngs=nnx.Rngs(0)), jnp.array([3, 4])
-    ),
-    "look-up": lambda: (lambda w, i: w[i], normal(30, 20), jnp.array([3, -1])),
-    "tied": lambda: (attend, normal(30, 20), normal(2, 20)),
-    "tied, looked up too": lambda: (
-        lambda w, i: w[i] @ w.T,
-        normal(30, 20),
-        jnp.array([3, 4]),
-    ),
-    "einsum, weight right": lambda: (
+    "nnx.Embed": (functools.partial(nnx.Embed, 30, 20), IDS),
+    "look-up": (lambda w, i: w[i], TALL, jnp.array([3, -1])),
+    "tied": (attend, TALL, X),
+    "tied, looked up too": (lambda w, i: w[i] @ w.T, TALL, IDS),
+    "einsum, weight right": (
         lambda w, x: jnp.einsum("bti,io->bto", x, w),
-        normal(20, 30),
+        WIDE,
         normal(1, 2, 20),
     ),
-    "einsum, weight left": lambda: (
-        lambda w, x: jnp.einsum("oi,bi->ob", w, x),
-        normal(30, 20),
-        normal(2, 20),
-    ),
-    "bfloat16": lambda: (
+    "einsum, weight left": (lambda w, x: jnp.einsum("oi,bi->ob", w, x), TALL, X),
+    "bfloat16": (
         lambda w, x: x @ w.astype(jnp.float32),
         normal(20, 30, dtype=jnp.bfloat16),
-        normal(2, 20),
+        X,
     ),
-    "narrow compute": lambda: (
+    "narrow compute": (
         lambda w, x: x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16),
-        normal(20, 30),
-        normal(2, 20),
+        WIDE,
+        X,
     ),
-    "remat": lambda: (
-        jax.checkpoint(lambda w, x: jnp.tanh(x @ w)),
-        normal(20, 30),
-        normal(2, 20),
-    ),
+    "remat": (jax.checkpoint(lambda w, x: jnp.tanh(x @ w)), WIDE, X),
 }
 
 
@@ -84,7 +69,8 @@ NEVER_FORMED = {
 def test_low_rank_never_forms_the_matrix(name, num):
     distribution = zo.low_rank(2)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        fun, params, *args = NEVER_FORMED[name]()
+        program = NEVER_FORMED[name]
+        fun, params, *args = of_nnx(*program) if "nnx" in name else program
         full = max(leaf.size for leaf in jax.tree.leaves(params))
         sizes = computed_sizes(fun, distribution, params, *args, num=num, as_used=True)
     assert max(sizes)[0] < full, max(sizes)

@@ -24,8 +24,7 @@ from tests.helpers.black_boxes import (
 )
 from tests.helpers.calls import Writer
 from tests.helpers.compare import Hashed
-from tests.helpers.short_runs import called
-from tests.helpers.tables import every, slow
+from tests.helpers.tables import slow
 
 
 def test_is_the_run_of_a_traced_function():
@@ -155,43 +154,33 @@ def test_the_bar_tells_the_best_the_rate_and_failures(capsys):
     assert all(f"{name}=" in shown for name in ("best", "evaluations/s", "failed"))
 
 
-def calls_with(start):
-    """Calls each function that accepts a start."""
-    options = {"num_steps": 1, "progress": False}
-    methods = zo.radazo(1e-2), zo.forward_difference(Hashed(), num_directions=1)
-    return {
-        "train": lambda: zo.train(jnp.sum, start, *methods, **options),
-        "black box": lambda: called(np.sum, start, *methods, **options),
-        "ask_tell": lambda: zo.ask_tell(start, *methods),
-        "diagnose": lambda: zo.diagnose(np.sum, start, methods[1]),
-    }
+METHOD = zo.radazo(1e-2), zo.forward_difference(Hashed(), num_directions=1)
 
 
-@pytest.mark.parametrize("name", ["train", slow("diagnose")])
-def test_float64_that_becomes_float32_is_noted_at_the_line_of_the_call(name):
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda start: zo.train(jnp.sum, start, *METHOD, num_steps=1, progress=False),
+        slow(lambda start: zo.diagnose(np.sum, start, METHOD[1])),
+    ],
+)
+def test_float64_that_becomes_float32_is_noted_at_the_line_of_the_call(call):
     with warnings.catch_warnings(record=True) as noted:
         warnings.resetwarnings()  # Python's default: once for each line.
         warnings.simplefilter("default")
         for _ in range(2):
-            calls_with(np.zeros(3))[name]()
+            call(np.zeros(3))
     (note,) = noted
     assert note.category is UserWarning and note.filename == __file__
     for words in ("params is float64", "float32", "jax_enable_x64"):
         assert words in str(note.message)
-
-
-@pytest.mark.parametrize("name", ["black box", "ask_tell"])
-def test_float64_of_black_boxes_is_kept(name):
-    params = calls_with(np.zeros(3))[name]().params
-    assert params.dtype == np.float64
-
-
-@pytest.mark.parametrize("name", every(calls_with(None), "train", "black box"))
-def test_other_dtypes_are_not_noted(name):
-    """Warnings are errors here. A Python number is no float64."""
-    calls_with(np.zeros(3, np.float32))[name]()
+    call(np.zeros(3, np.float32))  # Warnings are errors in tests.
     with jax.enable_x64(True):
-        calls_with(np.zeros(3))[name]()
+        call(np.zeros(3))
+
+
+def test_float64_of_values_from_elsewhere_is_kept():
+    assert zo.ask_tell(np.zeros(3), *METHOD).params.dtype == np.float64
 
 
 def test_the_array_that_becomes_float32_is_named():

@@ -98,13 +98,6 @@ def test_a_report_of_a_compiled_run_has_the_values_of_its_chunk():
     assert result.num_evaluations == 15
 
 
-def test_an_evaluator_of_python_functions_makes_a_run_of_them():
-    expected, _ = seen(run)
-    found, _ = seen(traced, fun=square, evaluator=zo.external())
-    assert str(found) == str(expected)
-    np.testing.assert_array_equal(found.history.value, expected.history.value)
-
-
 @pytest.mark.parametrize(
     ("options", "name"),
     [({"sample": lambda key: key}, "sample"), ({"chunk_size": 2}, "chunk_size")],

@@ -9,7 +9,8 @@ import scipy.optimize
 import radazo_jax as zo
 from radazo_jax._src.steps import box
 from tests.helpers import short_runs
-from tests.helpers.short_runs import METHOD, square, traced_square
+from tests.helpers.calls import square
+from tests.helpers.short_runs import traced_square
 from tests.helpers.tables import slow
 
 _PAIRS = [(0, 5), (6, 10)]
@@ -24,34 +25,31 @@ def _away(x):
     return ((x - np.array([9.0, 2.0], np.float32)) ** 2).sum()
 
 
-def _trained(bounds):
-    return zo.train(
-        _away, _START, *_METHOD, num_steps=60, bounds=bounds, progress=False
-    )
+def trained(bounds, start=_START, fun=_away, num_steps=60, call=zo.train):
+    options = {"num_steps": num_steps, "bounds": bounds, "progress": False}
+    return call(fun, start, *_METHOD, **options)
 
 
-def _black_box(bounds):
-    return short_runs.called(
-        _away, _START, *_METHOD, num_steps=60, bounds=bounds, progress=False
-    )
+def called(*args, **options):
+    return trained(*args, **options, call=short_runs.called)
 
 
-def _told(bounds):
-    run = zo.ask_tell(_START, *_METHOD, bounds=bounds)
-    for _ in range(60):
-        run.tell([_away(x) for x in run.ask()])
+def told(bounds, start=_START, fun=_away, num_steps=60):
+    run = zo.ask_tell(start, *_METHOD, bounds=bounds)
+    for _ in range(num_steps):
+        run.tell([fun(x) for x in run.ask()])
     return run
 
 
-def _solved(bounds):
-    init, step = zo.solver(_away, *_METHOD, bounds=bounds)
-    state, step = init(_START, jax.random.key(0)), jax.jit(step)
-    for _ in range(60):
+def solved(bounds, start=_START, fun=_away, num_steps=60):
+    init, step = zo.solver(fun, *_METHOD, bounds=bounds)
+    state, step = init(start, jax.random.key(0)), jax.jit(step)
+    for _ in range(num_steps):
         state, _ = step(state)
     return state
 
 
-_RUNS = [_trained, _solved, _told, _black_box]
+_RUNS = [trained, solved, told, called]
 
 
 @pytest.mark.parametrize("run", _RUNS)
@@ -154,50 +152,49 @@ def test_runs_end_at_the_corner_of_the_box(run):
 # --- Starts on, and off, the bounds -----------------------------------------------
 
 
-def asked(start, bounds):
-    """A start of `ask_tell`, whose candidates are evaluated elsewhere."""
-    return zo.ask_tell(start, *METHOD, bounds=bounds)
-
-
-def called(start, bounds):
-    return short_runs.run(start=start, bounds=bounds)
-
-
-def trained(start, bounds):
-    return short_runs.traced(start=start, bounds=bounds)
-
-
-def solved(start, bounds):
-    return zo.solver(traced_square, *METHOD, bounds=bounds).init(start, 0)
-
-
-def minimized(start, bounds):
-    options = {"max_evaluations": 3, "progress": False}
+def minimized(bounds, start, num_steps=3, fun=None):
+    options = {"max_evaluations": num_steps, "progress": False}
     return zo.minimize(square, start, bounds=bounds, **options)
+
+
+def asked(bounds, start, **options):
+    return zo.ask_tell(start, bounds=bounds)
+
+
+def _flat(x):
+    return traced_square(x) / 10
 
 
 UP = np.nextafter(np.float32(0.5), np.float32(1))
 
 
 @pytest.mark.parametrize(
-    "call", [called, slow(trained), asked, solved, minimized, zo.ask_tell]
+    ("call", "steps"),
+    [
+        (called, 3),
+        slow(trained, 3),
+        *((call, 0) for call in (told, solved, asked)),
+        (minimized, 3),
+    ],
 )
 @pytest.mark.parametrize("value", [0.5, UP])
-def test_a_start_off_a_bound_by_rounding_is_clipped(call, value):
+def test_a_start_off_a_bound_by_rounding_is_clipped(call, steps, value):
     start = np.array([value, 0.25, 0.25], np.float32)
-    found = np.asarray(call(start, bounds=(0.0, 0.5)).params)
+    found = call((0.0, 0.5), start, num_steps=steps, fun=_flat)
+    found = np.asarray(found.params)
     assert np.all(found <= 0.5) and abs(found[0] - 0.5) < 0.1
 
 
 @pytest.mark.parametrize("call", [slow(called), slow(trained), minimized])
 def test_equal_bounds_give_their_point(call):
     start = np.full(3, 4, np.float32)
-    np.testing.assert_array_equal(call(start, bounds=(4.0, 4.0)).params, start)
+    found = call((4.0, 4.0), start, num_steps=3, fun=traced_square)
+    np.testing.assert_array_equal(found.params, start)
 
 
 def test_a_start_in_float64_off_a_bound_by_rounding_is_clipped():
     start = np.array([0.1 + 0.2, 0.2, 0.2])  # The sum is above 0.3.
-    assert np.all(np.asarray(called(start, (0.0, 0.3)).params) <= 0.3)
+    assert np.all(called((0.0, 0.3), start, square, 3).params <= 0.3)
 
 
 @pytest.mark.parametrize(("value", "bound"), [(1.75, 1.25), (-3.5, -2.25)])
@@ -206,5 +203,5 @@ def test_a_start_far_off_a_bound_is_named(value, bound):
     start = {"b": np.zeros(2, np.float32), "w": np.zeros(5, np.float32)}
     start["w"][3] = value
     with pytest.raises(ValueError, match="params must") as caught:
-        asked(start, (-2.25, 1.25))
+        told((-2.25, 1.25), start)
     assert all(word in str(caught.value) for word in ("w", "3", str(value), str(bound)))

@@ -105,8 +105,18 @@ class External(Evaluator):
         read = functools.partial(
             _read, vector_valued=vector_valued, residuals=residuals
         )
+
+        def here(points: Sequence[optax.Params], returned: pools.Returned) -> bool:
+            try:
+                with context():
+                    result = fun(points[0])
+            except (Exception, SystemExit) as error:
+                result = failed(error)
+            returned(0, result)
+            return True
+
         if self.workers is None and self.executor is None:
-            yield Calls(self, read, functools.partial(_here, fun, context), interrupted)
+            yield Calls(self, read, here, interrupted)
             return
         pool = pools.Pool(fun, self.workers, self.executor, self.timeout, interrupted)
         try:
@@ -311,24 +321,17 @@ class Calls:
             lambda j, output: found.update({which[j]: output}),
         ):
             return None
-        return _outcome([found[places[key]] for key in keys])
-
-
-def _here(
-    fun: Callable[[optax.Params], object],
-    context: Callable[[], AbstractContextManager[object]],
-    points: Sequence[optax.Params],
-    returned: Callable[[int, object], bool],
-) -> bool:
-    """Calls a function at a point in this thread, within a context of the caller's."""
-    (point,) = points
-    try:
-        with context():
-            result = fun(point)
-    except (Exception, SystemExit) as error:
-        result = failed(error)
-    returned(0, result)
-    return True
+        outputs = [found[places[key]] for key in keys]
+        failures = {i: x.problem for i, x in enumerate(outputs) if x.problem}
+        shape = next((np.shape(x.value) for x in outputs if np.ndim(x.value)), ())
+        values = np.full((len(outputs), *shape), np.nan)
+        for i, output in enumerate(outputs):
+            got = np.shape(output.value)
+            if got == shape:
+                values[i] = output.value
+            else:  # It has another number of values.
+                failures.setdefault(i, f"returned shape {got}, another point {shape}")
+        return Outcome(values, [output.info for output in outputs], failures)
 
 
 def _raise_mistake(params: optax.Params, outputs: Sequence[Output]) -> NoReturn:
@@ -358,20 +361,6 @@ def _raise_mistake(params: optax.Params, outputs: Sequence[Output]) -> NoReturn:
     ) from outputs[0].mistake
 
 
-def _outcome(outputs: Sequence[Output]) -> Outcome:
-    """Gathers outputs; a point has failed if it has another number of values."""
-    failures = {i: output.problem for i, output in enumerate(outputs) if output.problem}
-    shape = next((np.shape(x.value) for x in outputs if np.ndim(x.value)), ())
-    values = np.full((len(outputs), *shape), np.nan)
-    for i, output in enumerate(outputs):
-        found = np.shape(output.value)
-        if found == shape:
-            values[i] = output.value
-        else:
-            failures.setdefault(i, f"returned shape {found}, another point {shape}")
-    return Outcome(values, [output.info for output in outputs], failures)
-
-
 def _split(result: Any, n: int) -> list[Any]:
     """Returns the result of a batch point by point, in pairs with the objects."""
     if isinstance(result, Output):
@@ -392,7 +381,7 @@ def _read(result: Any, vector_valued: bool, residuals: bool) -> Output:
     """Reads what a function returned for a point.
 
     Args:
-      result: What it returned, or an `Output` if it failed.
+      result: The result, or an `Output` if it failed.
       vector_valued: Whether it may have returned several numbers.
       residuals: Whether it may have returned a tree of them.
     """

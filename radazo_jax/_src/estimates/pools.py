@@ -54,9 +54,11 @@ except BaseException as error:
     result = None, told
 """
 
-# Calls a function at points, and passes on the number of a point and its result; if it
-# gets True, it begins with no further point. Returns whether it was not interrupted.
-Runner = Callable[[Sequence[optax.Params], Callable[[int, object], bool]], bool]
+# Gets the number of a point and its result; returns whether no further point is begun.
+Returned = Callable[[int, object], bool]
+
+# Calls a function at points; returns whether it was not interrupted.
+Runner = Callable[[Sequence[optax.Params], Returned], bool]
 
 # Errors that do not depend on the point: mistakes in the function.
 _MISTAKES = (
@@ -232,11 +234,7 @@ class Pool:
                 self._on_dask = client.submit(pickle.loads, stored)
         self._pool = pool
 
-    def run(
-        self,
-        points: Sequence[optax.Params],
-        returned: Callable[[int, object], bool],
-    ) -> bool:
+    def run(self, points: Sequence[optax.Params], returned: Returned) -> bool:
         """Calls the function at points.
 
         Args:
@@ -307,12 +305,23 @@ class Pool:
                     waiting = futures.wait(waiting, _POLL).not_done
 
     def _end(self, hangs: bool) -> None:
-        if self._workers is None:
-            _end(self._pool, hangs)
-        else:
-            self._pool.shutdown(kill_workers=True)
-        self._pool = self._on_dask = None
+        """Ends the executor, which was made here, without waiting for it."""
+        pool, self._pool, self._on_dask = self._pool, None, None
         self._hanging.clear()
+        kills = "kill_workers" in inspect.signature(pool.shutdown).parameters
+        if kills and (hangs or self._workers is not None):
+            pool.shutdown(kill_workers=True)
+            return
+        processes = list((getattr(pool, "_processes", None) or {}).values())
+        pool.shutdown(wait=False)
+        if not hangs:
+            return
+        for process in processes:
+            process.kill()
+        # At its exit, the interpreter waits for threads that are listed here.
+        listed = vars(importlib.import_module("concurrent.futures.thread"))
+        for thread in getattr(pool, "_threads", ()):
+            listed.get("_threads_queues", {}).pop(thread, None)
 
     def _check_broken(self, problem: str) -> None:
         """Raises if an executor that is broken cannot, or must not, be made again."""
@@ -332,7 +341,7 @@ class Pool:
             )
 
     def _submitted(
-        self, points: dict[int, optax.Params], passed: Callable[[int, object], bool]
+        self, points: dict[int, optax.Params], passed: Returned
     ) -> dict[int, object] | None:
         """Returns the results of points that are submitted together, by number."""
         self._waiting = list(points.items())[::-1]
@@ -416,7 +425,7 @@ class Pool:
         result, problem = future.result()
         return result if problem is None else _failed_there(*problem)
 
-    def _give_up(self, passed: Callable[[int, object], bool]) -> None:
+    def _give_up(self, passed: Returned) -> None:
         """Gives up points that hang, and the executor if it can be replaced."""
         problem = f"no result within {self._timeout} s"
         hung = Output(np.nan, None, problem, raised=True)
@@ -499,22 +508,3 @@ def _in_daemon(call: Callable[[], None]) -> None:
 
     threading.Thread(target=run, daemon=True).start()
     done.result()
-
-
-def _end(pool: Any, hangs: bool) -> None:
-    """Ends an executor that a function of the caller made, without waiting for it."""
-    if not hangs:
-        pool.shutdown(wait=False)
-        return
-    if "kill_workers" in inspect.signature(pool.shutdown).parameters:
-        pool.shutdown(kill_workers=True)
-        return
-    processes = list((getattr(pool, "_processes", None) or {}).values())
-    pool.shutdown(wait=False)
-    for process in processes:
-        process.kill()
-    # At its exit, the interpreter waits for threads that are listed here.
-    listed = vars(importlib.import_module("concurrent.futures.thread"))
-    listed = listed.get("_threads_queues", {})
-    for thread in getattr(pool, "_threads", ()):
-        listed.pop(thread, None)

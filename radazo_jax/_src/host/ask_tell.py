@@ -21,8 +21,8 @@ from radazo_jax._src.runs.results import Best, Stage
 from radazo_jax._src.steps import states
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
 from radazo_jax._src.steps.states import Run, SolverState
-from radazo_jax._src.train import replay
-from radazo_jax._src.train.replay import Stepper, Told
+from radazo_jax._src.train import stepper
+from radazo_jax._src.train.stepper import AskTellOptimizer, Stepper
 
 
 class AskTell:
@@ -142,9 +142,10 @@ class AskTell:
         run, questions = self._run, self._run.questions
         self._missing: list[Question] = []
         while questions.end is None and len(questions.asked.points):
-            self._missing = run.missing(run.step())
+            asked = run.step_questions()
+            self._missing = run.missing(asked)
             # What is told of a step is known at once.
-            answers = run.answered(run.step())
+            answers = run.answered(asked)
             if self._missing:
                 return
             run.send(answers)
@@ -174,7 +175,7 @@ def ask_tell(
     evaluations: Evaluations | None = None,
     state: SolverState | None = None,
     best: Best | None = None,
-) -> AskTell | Told:
+) -> AskTell | AskTellOptimizer:
     """Minimizes a function that is evaluated by hand, or by anything else.
 
     `ask_tell(params, method)` takes the steps of `minimize`, and `ask_tell(params,
@@ -259,8 +260,7 @@ def ask_tell(
     assert estimator is not None
     run = Run(None, None, optimizer, estimator, bounds=as_bounds(bounds))
     with trees.precision_of(initial if state is None else state.params):
-        begun = replay.begin(run, initial, key, state)
+        begun = stepper.begin(run, initial, key, state)
         # Copies are made later than calls return; the caller may write to `params`.
         jax.block_until_ready(begun)
-        start = Best(trees.as_numpy(begun.params))
-        return Told(Stepper(run, begun), start if best is None else best)
+        return AskTellOptimizer(Stepper(run, begun), best)

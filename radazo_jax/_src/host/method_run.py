@@ -42,7 +42,7 @@ class Statistics:
 
         Args:
           start: The start, shape [d].
-          value: Returns what a row has as a number.
+          value: Converts what a row has to a number.
         """
         self.best = Best(start)
         self.lowest: list[Best] = []
@@ -83,7 +83,7 @@ class Statistics:
             self.best = self.best._replace(params=point, value=value)
 
     def value_of(self, found: float | np.ndarray) -> float:
-        """Returns what a row has as a number, NaN if it failed."""
+        """Converts what a row has to a number, NaN if it failed."""
         value = self._value(found)
         return value if math.isfinite(value) else math.nan
 
@@ -164,11 +164,11 @@ class MethodRun:
         self._step: tuple[Ask | None, list[Question]] = None, []
 
     def best_of(self, best: Best) -> Best:
-        """Returns a point of the statistics in arrays that nobody else has."""
+        """Returns a point of the statistics as a tree of new arrays."""
         params = self.problem.vectors.tree_of(best.params)
         return best._replace(params=params)
 
-    def step(self) -> list[Question]:
+    def step_questions(self) -> list[Question]:
         """Returns the questions of the step, which may be answered in parts."""
         asked = self.questions.asked
         if self._step[0] is not asked:

@@ -281,7 +281,8 @@ class MethodSteps(loop.Steps):
         """
         questions, run = self._questions, self._run
         while not self.budget.reason() and questions.end is None:
-            if not run.step() or run.missing(run.step()):
+            asked = run.step_questions()
+            if not asked or run.missing(asked):
                 break
             self._take()
         if self._known is not None:
@@ -301,9 +302,9 @@ class MethodSteps(loop.Steps):
         self._questions.check()
         statistics, budget = self._statistics, self.budget
         begun, new, step = time.perf_counter(), self._num_new, self.number
-        of_step = self._run.step()
+        of_step = self._run.step_questions()
         target = float(budget.progress.target)
-        answers = self._asked(of_step, budget.evaluations_left(), target)
+        answers = self._answered(of_step, budget.evaluations_left(), target)
         self._used = [x for x in answers if x.is_new]
         value, values = np.nan, np.array([x.value for x in answers])
         if len(self._used):
@@ -353,7 +354,7 @@ class MethodSteps(loop.Steps):
         self.budget.count_step(value, 0)
         self.best = self._best()
 
-    def _asked(
+    def _answered(
         self, questions: list[Question], most: int, target: float
     ) -> list[Answer]:
         """Answers questions, and counts the values that are used."""
@@ -386,7 +387,7 @@ class MethodSteps(loop.Steps):
         text = f"step {self.number} could not be taken: {{}} The error's result is the "
         # What has arrived is used before an error is raised.
         try:
-            with _named(text + "run up to this step."):
+            with _as_run_errors(text + "run up to this step."):
                 self._is_interrupted = not self._calls.each(
                     len(points),
                     lambda i: self._vectors.tree_of(points[i]),
@@ -409,7 +410,7 @@ class MethodSteps(loop.Steps):
         row.is_mistake = output.mistake is not None
         self._table.add(row)
         self.budget.arrived += 1
-        self._look(output)
+        self._warn_of_failure(output)
         now = time.perf_counter()
         if now - self._shown > _SHOWN:
             self._shown = now
@@ -430,7 +431,7 @@ class MethodSteps(loop.Steps):
         text = f"returned {found[0]} residuals, and {self._length[0]} at another point"
         return Output(np.nan, output.info, text, TypeError(f"fun {text}"))
 
-    def _look(self, output: Output) -> None:
+    def _warn_of_failure(self, output: Output) -> None:
         """Warns of failures that are no property of a point, and ends the run."""
         if not output.problem:
             self._mistakes = self._errors = 0
@@ -463,7 +464,7 @@ class MethodSteps(loop.Steps):
         outputs: list[Output] = []
         points = known.point[None]
         text = "journal has a point that could not be evaluated again: {} The error's "
-        with _named(text + "result is the run in the journal."):
+        with _as_run_errors(text + "result is the run in the journal."):
             self._calls.each(
                 1,
                 lambda i: self._vectors.tree_of(points[i]),
@@ -488,7 +489,7 @@ class MethodSteps(loop.Steps):
         if missing > 0:
             points = np.repeat(candidate.params[None], missing, axis=0)
             questions = self._run.questions_at(points, again=True)
-            found = self._asked(questions, missing, -np.inf)
+            found = self._answered(questions, missing, -np.inf)
             self._used += found
             self.budget.again += len(found)
             known.extend(x.value for x in found)
@@ -557,7 +558,7 @@ class MethodSteps(loop.Steps):
 
 
 @contextmanager
-def _named(text: str) -> Iterator[None]:
+def _as_run_errors(text: str) -> Iterator[None]:
     """Makes errors of calls the errors of a run, with this text about them."""
     try:
         yield

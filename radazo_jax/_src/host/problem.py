@@ -47,7 +47,7 @@ class Problem(NamedTuple):
         return bool(getattr(self.method, "residuals", False))
 
     def value(self, found: float | np.ndarray) -> float:
-        """Returns as a number what a row of the table has."""
+        """Converts what a row of the table has to a number."""
         if not self.residuals:
             return float(found)
         value = getattr(self.method, "value")  # noqa: B009  (Of residuals alone.)

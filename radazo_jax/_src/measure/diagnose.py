@@ -1,8 +1,9 @@
 """Measurements of a function by a few evaluations, before a run."""
 
 import math
+import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,24 +16,19 @@ from radazo_jax._src.estimates.contracts import (
     Draw,
     GradientEstimator,
     Objective,
-    Points,
     check_estimator,
 )
 from radazo_jax._src.estimates.differences import forward_difference
 from radazo_jax._src.estimates.external import External, Mistake
 from radazo_jax._src.estimates.gradients import points_of
-from radazo_jax._src.estimates.points import candidates
+from radazo_jax._src.estimates.points import candidates, sample_points
 from radazo_jax._src.estimates.vectorized import vectorized
-from radazo_jax._src.measure import learning_rate
-from radazo_jax._src.measure.learning_rate import LearningRate
-from radazo_jax._src.measure.probes import Probe
-from radazo_jax._src.measure.smoothing import Smoothing, Table
-from radazo_jax._src.steps import rounded_away
+from radazo_jax._src.measure.learning_rate import LearningRate, endless_rate
+from radazo_jax._src.measure.smoothing import NearbyLosses, Probe, Smoothing
+from radazo_jax._src.steps import rounded_away, states, step
 
+# Along which a Python function is evaluated.
 _DIRECTIONS = 4
-_REPEATS = 4
-
-_MORE = 12  # Evaluations at θ that are added if the first ones differ.
 
 # Shares and ratios beyond which there is advice.
 _MUCH_LOST = 0.3
@@ -78,13 +74,7 @@ class Diagnosis(NamedTuple):
     learning_rate: LearningRate | None = None
 
     def __repr__(self) -> str:
-        """A report in plain text."""
-        measured = []
-        if self.smoothing is not None:
-            measured = [f"smoothing               {self.smoothing.smoothing:.3g}"]
-        if self.learning_rate is not None:
-            taken = self.learning_rate.learning_rate
-            measured += [f"learning rate           {taken:.3g} / √(1 + t/100)"]
+        """Returns a report in plain text."""
         values = [
             f"noise at one point      {self.noise:.3g}",
             f"difference along u      {self.difference:.3g}",
@@ -92,11 +82,13 @@ class Diagnosis(NamedTuple):
             f"  in ulps of the value  {_ratio(self.difference, self.ulp):.3g}",
             f"curvature / slope       {self.curvature:.3g}",
         ]
+        share, name = _worst(self.lost)
+        rate = self.learning_rate and self.learning_rate._replace(smoothing=None)
         lines = [
             f"value at θ              {self.value:.6g}",
             *(values if math.isfinite(self.value) else []),
-            "lost by rounding        {:.1%} (params{})".format(*_most(self.lost)),
-            *measured,
+            f"lost by rounding        {share:.1%} (params{name})",
+            *(repr(found) for found in (self.smoothing, rate) if found is not None),
             *(f"failed                  {text}" for text in self.failures),
             *(f"→ {text}" for text in self.advice or ("nothing to change",)),
         ]
@@ -110,18 +102,18 @@ def diagnose(
     estimator: GradientEstimator | None = None,
     key: jax.typing.ArrayLike = 0,
     *,
-    sample: Callable[[jax.Array], Any] | None = None,
+    sample: Callable[[jax.Array], object] | None = None,
 ) -> Diagnosis:
     """Evaluates a function at a few points, and says what to set before a run.
 
-    It evaluates a Python function four times at θ, and at two points along each of at
-    most four directions, at the distance of the estimator: 12 evaluations. If the
-    values at θ differ, it evaluates θ 12 more times, to separate the noise from the
-    change of the function.
+    It evaluates a Python function four times at θ, and at two points along each of
+    four directions, at the distance of the estimator: 12 evaluations. If the values at
+    θ differ, it evaluates θ 12 more times, to separate the noise from the change of the
+    function.
 
     A function that JAX traces is evaluated as by `find_smoothing`, and at the distance
     of the estimator: 300 evaluations. With `sample`, a learning rate is measured as by
-    `find_learning_rate`.
+    `find_learning_rate`. The report contains the reports of both.
 
     The default method needs no settings, and finds the class of a function by itself:
     `stages` of its result name it.
@@ -170,240 +162,188 @@ def diagnose(
     params = trees.with_float64(params)
     checks.warn_of_float32(params)
     params, key = checks.as_params(params), keys.as_key(key)
-    draw, state = Draw.once(key), chosen.init(params)
-    dtype = _dtype_of(fun, params, sample, key)
-    reasons: list[str] = []
-    if dtype is None:
+    probe = Probe(fun, sample, params, key, sphere(), vectorized(1))
+    draw, dtype = Draw.once(key), trees.widest(params)
+    states.check_known((params, key))
+    try:
+        # A number that is known already, without a dtype, was not computed by JAX.
+        dtype = step.traced_functions(fun, sample, params, key)[0].output.dtype
+        is_traced = True
+    except Exception as error:
+        is_traced = False
         if sample is not None:
             raise TypeError(
                 "fun must be a function that JAX traces with sample; got one that it "
                 "does not trace. Leave out sample, and pass a function of params alone."
-            )
-        points, _ = points_of(chosen, vectorized(1), draw, params, state)
-        values = _by_hand(fun, params, points)
-        found = values.diagnosis(trees.widest(params))
+            ) from error
+    if is_traced:
+        probe = probe.checked()
+        draw = draw._replace(fun=probe.loss_of(jnp.uint32(0)))
+    points, _ = points_of(chosen, vectorized(1), draw, params, chosen.init(params))
+    probe = probe._replace(distribution=points.directions.distribution)
+    own = float(np.max(np.abs(points.scales)))
+    failures: tuple[str, ...] = ()
+    if is_traced:
+        losses = NearbyLosses.of(probe, 0.0, 0.0, own, -own)
+        base = np.append(losses.base, losses.further[:, :2], axis=1)
+        moved = losses.further[:, 2:]
+        smoothing, rate, reasons = _settings(probe, losses, own)
     else:
-        probe = Probe(fun, sample, sphere(), vectorized(1)).checked(params, key)
-        draw = draw._replace(fun=probe.loss_of(key, jnp.uint32(0)))
-        points, _ = points_of(chosen, vectorized(1), draw, params, state)
-        probe = probe._replace(distribution=points.directions.distribution)
-        own = float(np.max(np.abs(points.scales)))
-        # At a distance of 0, the loss at θ is evaluated twice more.
-        table = Table.of(probe, params, key, 0.0, own)
-        values = _Values.of_table(table, own)
-        found = values.diagnosis(dtype)
-        found, reasons = _with_settings(found, probe, params, key, table, own)
-    found = found._replace(lost=rounded_away.by_rounding(points, params))
-    return found._replace(advice=tuple(_advice(found, values, params, reasons)))
+        base, moved, failures = _called(probe, draw, own)
+        smoothing, rate, reasons = None, None, []
+    lost = rounded_away.by_rounding(points, params)
+    values = _changes(base, moved, dtype)
+    found = Diagnosis(*values, lost, failures, (), smoothing, rate)
+    failed = ~np.isfinite(np.append(base, moved))
+    return found._replace(advice=tuple(_advice(found, failed, reasons)))
 
 
-def _with_settings(
-    found: Diagnosis, probe: Probe, params: Any, key: Any, table: Table, own: float
-) -> tuple[Diagnosis, list[str]]:
-    """The measurements with a smoothing and a rate, and what is wrong with the own."""
-    reasons: list[str] = []
+def _called(
+    probe: Probe, draw: Draw, own: float
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Calls a Python function at θ and around it.
+
+    Returns:
+      Values at θ: [1, repeats]; values both ways along directions: [directions, 2]; and
+      texts about the points that failed.
+    """
+    failures: set[str] = set()
+
+    def values(*scales: float) -> np.ndarray:
+        points = sample_points(
+            probe.distribution, draw, _DIRECTIONS, scales, probe.params
+        )
+        asked = jax.device_get(jax.jit(candidates)(points, probe.params))
+        outcome = calls.evaluate(asked, distinct=False)
+        assert outcome is not None
+        failures.update(outcome.failures.values())
+        return outcome.values.reshape(_DIRECTIONS, -1)
+
     try:
-        far = table.smoothing()
-        found = found._replace(smoothing=far)
-        agreed = table.correlation(own, far.smoothing)
-        is_near = 1 / _NEAR <= own / far.smoothing <= _NEAR
-        if not (is_near or agreed >= _AGREEING):
-            reasons = [
-                f"differences at the smoothing {own:.2g} and at {far.smoothing:.2g} "
-                f"have a correlation of {agreed:.2f}: {_instead(found)}"
-            ]
+        with External().open(probe.fun) as calls:
+            base, moved = np.split(values(0.0, own, -own), [1], axis=1)
+            if np.unique(base[np.isfinite(base)]).size > 1:
+                base = np.append(base, values(0.0, 0.0, 0.0), axis=1)
+    except Mistake as mistake:
+        raise TypeError(str(mistake)) from mistake.__cause__
+    return base.reshape(1, -1), moved, tuple(sorted(failures))
+
+
+def _settings(
+    probe: Probe, losses: NearbyLosses, own: float
+) -> tuple[Smoothing | None, LearningRate | None, list[str]]:
+    """Returns the smoothing and the rate of a run, and advice on another smoothing."""
+    smoothing, rate, reasons = None, None, []
+    try:
+        smoothing = losses.smoothing()
+        far = smoothing.smoothing
+        ahead, back = losses.further[:, 2:].T
+        agreed = losses.correlation(ahead, back, far)
+        if not (1 / _NEAR <= own / far <= _NEAR or agreed >= _AGREEING):
+            reasons.append(
+                f"differences at the smoothing {own:.2g} and at {far:.2g} have a "
+                f"correlation of {agreed:.2f}: take smoothing={far:.2g}"
+            )
     except ValueError as error:
-        reasons = [f"no smoothing can be measured: {error}"]
-    if probe.sample is None:
-        return found, reasons
+        reasons.append(f"no smoothing can be measured: {error}")
     try:
-        rate = learning_rate.measured(probe, params, key)
+        if probe.sample is not None:
+            known = smoothing and smoothing.smoothing
+            rate = endless_rate(probe)._replace(smoothing=known)
     except ValueError as error:
-        return found, [*reasons, f"no learning rate can be measured: {error}"]
-    known = None if found.smoothing is None else found.smoothing.smoothing
-    return found._replace(learning_rate=rate._replace(smoothing=known)), reasons
+        reasons.append(f"no learning rate can be measured: {error}")
+    return smoothing, rate, reasons
 
 
-def _dtype_of(fun: Any, params: Any, sample: Any, key: jax.Array) -> Any:
-    """The dtype of a function that JAX traces, `None` of another one."""
-    traced: list[Any] = []
+def _changes(
+    base: np.ndarray, moved: np.ndarray, dtype: jax.typing.DTypeLike
+) -> tuple[float, float, float, float, float]:
+    """Returns value, noise, difference, ulp and curvature of a `Diagnosis`.
 
-    def watched(params: optax.Params, key: jax.Array) -> Any:
-        value = fun(params, *([] if sample is None else [sample(key)]))
-        # A number that is known already was not computed by JAX.
-        traced.append(isinstance(value, jax.core.Tracer))
-        return value
-
-    try:
-        shape = jax.eval_shape(watched, params, key)
-        return jnp.finfo(shape.dtype).dtype if traced[0] else None
-    except Exception:
-        return None
-
-
-class _Values(NamedTuple):
-    """Values of a function.
-
-    Attributes:
+    Args:
       base: Repeated values at θ, each row at the same minibatch: [rows, repeats].
       moved: Values around θ, both ways along directions, one for each row of `base` if
         it has several: [directions, 2].
-      failures: Texts about evaluations that failed.
+      dtype: The dtype of the values.
     """
+    base, moved = (np.where(np.isfinite(x), x, np.nan) for x in (base, moved))
 
-    base: np.ndarray
-    moved: np.ndarray
-    failures: tuple[str, ...] = ()
+    def signal(changes: np.ndarray, variance: float) -> float:
+        """Returns their root mean square without noise of this variance."""
+        return float(np.sqrt(np.maximum(np.nanmean(changes**2) - variance, 0.0)))
 
-    @classmethod
-    def of_table(cls, table: Table, own: float) -> "_Values":
-        """The values at a distance of a table that has the distance 0 as well."""
-        at = int(np.searchsorted(table.distances, np.float32(own)))
-        base = np.concatenate([table.base, table.ahead[:, :1], table.back[:, :1]], 1)
-        return cls(base, np.stack([table.ahead[:, at], table.back[:, at]], 1))
-
-    def diagnosis(self, dtype: Any) -> Diagnosis:
-        """The change of the function, without the part that noise has in it."""
-        finite = np.isfinite(self.base)
-        count = finite.sum(1)
-        with np.errstate(all="ignore"):
-            base = np.where(finite, self.base, 0).sum(1) / count
-            errors = np.where(finite, self.base - base[:, None], 0)
-            noise = math.sqrt(np.sum(errors**2) / np.sum(np.maximum(count - 1, 0)))
-            change = self.moved - base[:, None]
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # Means of no values are NaN.
+        means = np.nanmean(base, axis=1)
+        noise = float(np.sqrt(np.nanmean(np.nanvar(base, axis=1, ddof=1))))
+        change = moved - means[:, None]
         # The variances that noise gives to values around θ, and to means at θ.
-        at_points, at_start = noise**2, noise**2 / self.base.shape[1]
-        above, below = change.T
-        slope = _signal((above - below) / 2, at_points / 2)
-        curve = _signal((above + below) / 2, at_points / 2 + at_start)
-        size = _signal(change, at_points + at_start)
-        known = base[np.isfinite(base)]
-        value = float(known.mean()) if known.size else math.nan
-        spacing = _spacing(max(abs(value), size), dtype)
-        curvature = _ratio(curve, slope)
-        return Diagnosis(value, noise, size, spacing, curvature, {}, self.failures, ())
+        around, start = noise**2, noise**2 / base.shape[1]
+        slope = signal(change @ [0.5, -0.5], around / 2)
+        curve = signal(change @ [0.5, 0.5], around / 2 + start)
+        size, value = signal(change, around + start), float(np.nanmean(means))
+        ulp = float(np.spacing(np.asarray(max(abs(value), size)).astype(dtype)))
+    return value, noise, size, ulp, _ratio(curve, slope)
 
 
-def _by_hand(fun: Any, params: Any, points: Points) -> _Values:
-    """Values of a Python function, more of them if the values at θ differ."""
-    points = rounded_away.moved(points).select(slice(_DIRECTIONS))
-    forth = points.scales[:, :1]
-    scales = jnp.concatenate([forth, -forth], axis=1)
-    points = Points(points.directions, scales, True, points.layout)
-    asked = jax.device_get(jax.jit(candidates)(points, params))
-    failures: set[str] = set()
-
-    def evaluate(order: list[int]) -> Any:
-        try:
-            with External().open(fun) as calls:
-                points_of = jax.tree.map(lambda x: x[order], asked)
-                outcome = calls.evaluate(points_of, distinct=False)
-        except Mistake as mistake:
-            raise TypeError(str(mistake)) from mistake.__cause__
-        assert outcome is not None
-        failures.update(outcome.failures.values())
-        return outcome.values
-
-    values = evaluate([0] * _REPEATS + list(range(1, points.num_points)))
-    base, moved = values[:_REPEATS], values[_REPEATS:].reshape(-1, 2)
-    if np.unique(base[np.isfinite(base)]).size > 1:
-        base = np.append(base, evaluate([0] * _MORE))
-    return _Values(base[None], moved, tuple(sorted(failures)))
-
-
-def _instead(found: Diagnosis, otherwise: str = "") -> str:
-    """The smoothing to take, or what to do without one that was measured."""
-    if found.smoothing is None:
-        return otherwise
-    return f"take smoothing={found.smoothing.smoothing:.2g}"
-
-
-def _advice(
-    found: Diagnosis, values: _Values, params: Any, reasons: list[str]
-) -> list[str]:
-    """Settings to change."""
-    everything = np.append(values.base, values.moved)
-    failed = int(np.sum(~np.isfinite(everything)))
-    text = f"fun failed at {failed} of {everything.size} points: find out why first"
-    if not math.isfinite(found.value):
-        return [f"{text}, or start elsewhere, because params have no value"]
-    seen = _on_values(found, values, reasons)
-    return [text] * bool(failed) + seen + _on_rounding(found, params)
-
-
-def _on_values(found: Diagnosis, values: _Values, reasons: list[str]) -> list[str]:
-    """Advice if something hides the change of the function, or magnifies it.
+def _advice(found: Diagnosis, failed: np.ndarray, reasons: list[str]) -> list[str]:
+    """Returns settings to change.
 
     Args:
       found: The measurements.
-      values: The values.
+      failed: Whether a point failed: [n].
       reasons: Advice on the smoothing, which tells more than curvature alone.
     """
-    noise, difference, ulp = found.noise, found.difference, found.ulp
+    text = f"fun failed at {failed.sum()} of {failed.size} points: find out why first"
+    if not math.isfinite(found.value):
+        return [f"{text}, or start elsewhere, because params have no value"]
+    noise, change, ulp = found.noise, found.difference, found.ulp
+    far = found.smoothing and f"take smoothing={found.smoothing.smoothing:.2g}"
 
     def larger(factor: float) -> str:
         times = f"make smoothing {min(max(factor, 1.5), 10.0):.2g} times as large"
-        return _instead(found, f"{times}, and check again")
+        return far or f"{times}, and check again"
 
-    if noise == 0 and np.all(values.moved == values.base[:, :1]):
-        return [
+    # Of what hides the change of the function, or magnifies it, the first counts.
+    if noise == change == 0:
+        reasons = [
             f"fun did not change: does it use its argument? If it does, {larger(10)}"
         ]
-    if noise > _NOISY * difference:
-        return [
+    elif noise > _NOISY * change:
+        reasons = [
             "the noise of fun hides its change along u: "
-            f"{larger(_ratio(noise, _NOISY * difference))}, or average more directions"
+            f"{larger(_ratio(noise, _NOISY * change))}, or average more directions"
         ]
-    if difference < _FEW_ULPS * ulp:
-        return [
-            f"fun changes by {difference / ulp:.2g} ulps: "
-            f"{larger(_ratio(_FEW_ULPS * ulp, difference))}, subtract a constant from "
-            "fun, or compute it in a wider dtype"
+    elif change < _FEW_ULPS * ulp:
+        reasons = [
+            f"fun changes by {change / ulp:.2g} ulps: "
+            f"{larger(_ratio(_FEW_ULPS * ulp, change))}, subtract a constant from fun, "
+            "or compute it in a wider dtype"
         ]
-    if found.curvature > _NO_SLOPE:
-        return ["fun has no slope at params, as at a minimum: diagnose it elsewhere"]
-    if found.curvature > _CURVED and not reasons:
-        return [
+    elif found.curvature > _NO_SLOPE:
+        reasons = ["fun has no slope at params, as at a minimum: diagnose it elsewhere"]
+    elif found.curvature > _CURVED and not reasons:
+        reasons = [
             f"curvature makes {found.curvature:.2g} times as much of a difference as "
-            f"the slope: {_instead(found, 'make smoothing smaller')}, or central "
-            "differences, unless params are at a minimum"
+            f"the slope: {far or 'make smoothing smaller'}, or central differences, "
+            "unless params are at a minimum"
         ]
-    return reasons
-
-
-def _on_rounding(found: Diagnosis, params: optax.Params) -> list[str]:
-    """Names the array that loses most by rounding, and what to do instead."""
-    share, worst = _most(found.lost)
-    if share <= _MUCH_LOST:
-        return []
-    more = sum(share > _MUCH_LOST for share in found.lost.values()) - 1
+    share, worst = _worst(found.lost)
+    rounded = (
+        f"params{worst} loses {share:.0%} of its perturbation by rounding: "
+        f"{far or 'make smoothing larger'}, or keep it in a wider dtype; low_rank() "
+        "perturbs no matrix"
+    )
     return [
-        f"params{worst} loses {share:.0%} of its perturbation by rounding"
-        f"{f', and {more} more arrays lose much' if more else ''}: "
-        f"{_instead(found, 'make smoothing larger')}, or keep it in a wider dtype; "
-        "low_rank() perturbs no matrix"
+        *([text] if failed.any() else []),
+        *reasons,
+        *([rounded] if share > _MUCH_LOST else []),
     ]
 
 
-def _most(shares: dict[str, float]) -> tuple[float, str]:
-    """The largest share, and its array."""
+def _worst(shares: dict[str, float]) -> tuple[float, str]:
+    """Returns the largest share, and the name of its array."""
     return max((share, name) for name, share in shares.items())
-
-
-def _signal(changes: np.ndarray, variance: float) -> float:
-    """The root mean square of changes without noise of this variance."""
-    kept = changes[np.isfinite(changes)]
-    square = np.mean(kept**2) if kept.size else np.nan
-    return float(np.sqrt(np.maximum(square - variance, 0.0)))
-
-
-def _spacing(value: float, dtype: Any) -> float:
-    """The distance between two neighboring numbers of a dtype, at a value."""
-    kind = jnp.finfo(dtype)
-    if not math.isfinite(value):
-        return math.nan
-    binade = 2.0 ** math.floor(math.log2(abs(value))) if value else 0.0
-    return float(max(binade, float(kind.tiny)) * float(kind.eps))
 
 
 def _ratio(a: float, b: float) -> float:

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,12 @@ from radazo_jax._src.directions.distribution import Distribution
 from radazo_jax._src.directions.distributions import sphere
 from radazo_jax._src.estimates.contracts import Evaluator, Objective
 from radazo_jax._src.estimates.vectorized import vectorized
-from radazo_jax._src.measure.probes import Probe, root_mean_square
-from radazo_jax._src.measure.smoothing import Table, unchanged
+from radazo_jax._src.measure.smoothing import (
+    NearbyLosses,
+    Probe,
+    mean_at_start,
+    no_change_error,
+)
 
 _PAIRS = 8  # Symmetric pairs of points, each on a minibatch of its own.
 _MOST_SIZES = 20
@@ -65,7 +69,7 @@ class DecayedRate(NamedTuple):
     def of(
         cls, learning_rate: float, num_steps: int | None, smoothing: float | None = None
     ) -> "DecayedRate":
-        """The state before the first update."""
+        """Returns the state before the first update."""
         # No two fields share a buffer, because runs donate their states.
         rate, first = (trees.as_scalar(learning_rate, np.float32) for _ in range(2))
         count, end = (trees.as_scalar(n, np.int32) for n in (0, num_steps or 0))
@@ -73,7 +77,7 @@ class DecayedRate(NamedTuple):
         return cls(count, rate, first, end, far)
 
     def now(self) -> jax.Array:
-        """The rate of the next update: float32, shape ()."""
+        """Returns the rate of the next update: float32, shape ()."""
         t = jnp.asarray(self.count).astype(jnp.float32)
         end = jnp.asarray(self.num_steps).astype(jnp.float32)
         ending = jnp.maximum(1 - t / jnp.maximum(end, 1), 0)
@@ -121,7 +125,7 @@ class LearningRate(NamedTuple):
         return lambda count: rate._replace(count=jnp.asarray(count)).now()
 
     def over(self, num_steps: int | None) -> "LearningRate":
-        """The same for another number of steps, without an evaluation."""
+        """Returns the rate for another number of steps, without an evaluation."""
         if num_steps is not None:
             checks.check_int_at_least("num_steps", num_steps, 2)
         scale = (1 - self.b1) / ((1 + self.b1) * (num_steps or _ENDLESS))
@@ -129,7 +133,7 @@ class LearningRate(NamedTuple):
         return self._replace(learning_rate=rate, num_steps=num_steps)
 
     def __repr__(self) -> str:
-        """A report in plain text."""
+        """Returns a report in plain text."""
         end = "falls as 1/√(1 + t/100)"
         if self.num_steps is not None:
             end = f"decayed to 0 over     {self.num_steps} steps"
@@ -154,7 +158,7 @@ def find_learning_rate(
     params: optax.Params,
     num_steps: int | None,
     *,
-    sample: Callable[[jax.Array], Any] | None = None,
+    sample: Callable[[jax.Array], object] | None = None,
     b1: float = 0.9,
     key: jax.typing.ArrayLike = 0,
     distribution: Distribution = sphere(),
@@ -238,45 +242,37 @@ def find_learning_rate(
         checks.check_positive("rise", rise)
     if smoothing is not None:
         checks.check_positive("smoothing", smoothing)
-    key = keys.as_key(key)
-    probe = Probe(fun, sample, distribution, evaluator).checked(params, key)
+    probe = Probe(fun, sample, params, keys.as_key(key), distribution, evaluator)
+    probe = probe.checked()
     if progress:
         both = "" if smoothing is not None else " and the smoothing"
         size = f"{trees.size(params):,} parameters"
         text = f"Compiling the loss, and measuring the learning rate{both}: {size}"
         print(text, file=sys.stderr)
-    found = measured(probe, params, key, rise, b1).over(num_steps)
+    found = endless_rate(probe, rise, b1).over(num_steps)
     if smoothing is not None:
         return found._replace(smoothing=float(smoothing))
-    return with_smoothing(found, probe, params, key)
+    return with_measured_smoothing(found, probe)
 
 
-def with_smoothing(
-    found: LearningRate, probe: Probe, params: optax.Params, key: jax.Array
-) -> LearningRate:
-    """The rate together with the smoothing that is measured.
+def with_measured_smoothing(found: LearningRate, probe: Probe) -> LearningRate:
+    """Returns the rate together with the smoothing that is measured.
 
     Raises:
       ValueError: As `find_smoothing` does for a loss.
     """
-    of = Table.of(probe, params, key).smoothing()
+    of = NearbyLosses.of(probe).smoothing()
     count = found.num_evaluations + of.num_evaluations
     return found._replace(smoothing=of.smoothing, num_evaluations=count)
 
 
-def measured(
-    probe: Probe,
-    params: optax.Params,
-    key: jax.Array,
-    rise: float | None = None,
-    b1: float = 0.9,
+def endless_rate(
+    probe: Probe, rise: float | None = None, b1: float = 0.9
 ) -> LearningRate:
-    """The learning rate of a run whose end is not known.
+    """Measures the learning rate of a run whose end is not known.
 
     Args:
-      probe: The loss on minibatches, with traced functions.
-      params: θ.
-      key: A typed key.
+      probe: The loss, with traced functions.
       rise: The rise of the loss at which a change counts as large.
       b1: β₁ of the optimizer.
 
@@ -284,32 +280,26 @@ def measured(
       ValueError: As `find_learning_rate` does for a loss.
     """
     count = 1 if probe.sample is None else _PAIRS
-    losses = probe.losses(params, key, count, [0.0])[:, 0]
-    loss = float(np.mean(losses))
+    losses = probe.losses(count, [0.0])
+    loss, rms = mean_at_start(losses), probe.rms
     sought = _rise(losses) if rise is None else float(rise)
-    unit = math.sqrt(probe.distribution.factor(trees.size(params)))
 
     def relative_rise(size: float) -> float:
-        pair = size * unit, -size * unit
-        changes = probe.losses(params, key, _PAIRS, pair) - losses[:, None]
-        found = float(np.mean(changes))  # Of a constant, exactly 0.
+        pair = size * probe.unit, -size * probe.unit
+        # Of a constant, exactly 0.
+        found = float(np.mean(probe.losses(_PAIRS, pair) - losses))
         return found / sought if math.isfinite(found) else math.inf
 
-    rms = root_mean_square(params)
     flatness, limit, num_sizes = _flatness(relative_rise, rms, loss)
     taken = count + 2 * _PAIRS * num_sizes
-    fields = flatness, rms, limit, loss, sought, None, float(b1), taken
-    return LearningRate(0.0, None, *fields).over(None)
+    return LearningRate(
+        math.nan, None, flatness, rms, limit, loss, sought, None, float(b1), taken
+    ).over(None)
 
 
 def _rise(losses: np.ndarray) -> float:
-    """The rise that counts as large, from the losses of minibatches at θ."""
+    """Returns the rise that counts as large, from the losses of minibatches at θ."""
     loss = float(np.mean(losses))
-    if not math.isfinite(loss):
-        raise ValueError(
-            f"fun must be finite at params; got {loss}. Start elsewhere, or check that "
-            "sample returns examples."
-        )
     if loss > 0:
         return _SHARE * loss
     spread = float(np.std(losses, ddof=1)) if len(losses) > 1 else 0.0
@@ -325,7 +315,7 @@ def _rise(losses: np.ndarray) -> float:
 def _flatness(
     rise: Callable[[float], float], rms: float, loss: float
 ) -> tuple[float, str | None, int]:
-    """The size at which a relative rise is 1, and the number of sizes tried.
+    """Finds the size at which a relative rise is 1.
 
     Args:
       rise: The rise at a size, relative to the rise that is sought.
@@ -353,7 +343,7 @@ def _flatness(
     if found <= 1 and changes:
         return largest, _NONE, most
     if not changes:
-        raise unchanged(loss, size)
+        raise no_change_error(loss, size)
     raise ValueError(
         "fun must rise with a random change of params; at a change of "
         f"{size:.3g} per element it rose by {found:.3g} times rise. Pass another rise "
@@ -362,7 +352,7 @@ def _flatness(
 
 
 def _between(size: float, rise: float, other: float, at_other: float) -> float:
-    """The size between two at which the rise is 1, interpolated by a power law."""
+    """Interpolates the size between two at which the rise is 1, by a power law."""
     (low, below), (high, above) = sorted([(size, rise), (other, at_other)])
     if not 0 < below < above < math.inf:
         return math.sqrt(low * high)

@@ -94,7 +94,7 @@ class History(NamedTuple):
         return cls.of([of_record(record) for record in found.records])
 
     def rows(self) -> Iterator[dict[str, float]]:
-        """Yields the numbers of each step by name, as for a writer of TensorBoard."""
+        """Yields the numbers of each step by name, for a writer like TensorBoard's."""
         columns = {**self._asdict(), **self.scalars}
         del columns["scalars"]
         for numbers in zip(*(x.tolist() for x in columns.values()), strict=True):
@@ -111,12 +111,6 @@ class History(NamedTuple):
             writer = csv.DictWriter(file, names)
             writer.writeheader()
             writer.writerows(self.rows())
-
-
-def losses(history: History, dtype: jax.typing.DTypeLike) -> np.ndarray:
-    """Returns the loss in the dtype of a run, as results have it: [steps]."""
-    with np.errstate(all="ignore"):
-        return history.value.astype(dtype)
 
 
 @checks_names

@@ -57,7 +57,7 @@ def of_points(values: np.ndarray) -> np.ndarray:
 
 
 def lowest(values: np.ndarray) -> tuple[int, float]:
-    """Returns the place of the lowest finite value, and it; infinite without one.
+    """Returns the place of the lowest finite value, and the value: infinite if none is.
 
     Args:
       values: The values, [n], with n of at least 1.

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from typing import Any, ClassVar, Self
@@ -221,7 +221,7 @@ def about() -> Entries:
 
 
 def texts(tree: optax.Params) -> dict[str, str]:
-    """Returns short texts of arrays by their paths: the number that all elements are.
+    """Returns arrays in short texts, by path: the number that all elements are, if any.
 
     Bounds are the same, however they were given.
     """
@@ -232,16 +232,18 @@ def texts(tree: optax.Params) -> dict[str, str]:
             return str(x.flat[0])
         return f"{list(x.shape)} {zlib.crc32(x.tobytes()):08x}"
 
-    pairs = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): text(x) for path, x in pairs}
+    return _by_paths(tree, text)
 
 
 def shapes(params: optax.Params) -> dict[str, str]:
     """Returns the dtypes and shapes of a tree of arrays, by their paths."""
-    pairs = jax.tree_util.tree_leaves_with_path(params)
-    return {
-        jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in pairs
-    }
+    return _by_paths(params, lambda x: f"{x.dtype}{list(x.shape)}")
+
+
+def _by_paths(tree: optax.Params, text: Callable[[Any], str]) -> dict[str, str]:
+    """Returns texts of the leaves of a tree, by their paths."""
+    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): text(x) for path, x in pairs}
 
 
 def warn_of_another_function(
@@ -276,7 +278,7 @@ def _locks(file: io.RawIOBase) -> bool:
 
 
 def _is_at(path: Path, file: io.RawIOBase) -> bool:
-    """Returns whether a file is still at a path: not removed before its lock."""
+    """Returns whether an open file is still at a path, and was not removed."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     except FileNotFoundError:

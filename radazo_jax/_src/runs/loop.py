@@ -16,7 +16,7 @@ import optax
 from radazo_jax._src.base import checks, trees
 from radazo_jax._src.measure.learning_rate import LearningRate
 from radazo_jax._src.runs.budget import Budget
-from radazo_jax._src.runs.history import History, StepNumbers, losses
+from radazo_jax._src.runs.history import History, StepNumbers
 from radazo_jax._src.runs.results import Best, Report, Result
 from radazo_jax._src.steps import states
 from radazo_jax._src.steps.states import Failures, Policy, RunError
@@ -133,7 +133,7 @@ class Steps(abc.ABC):
         return failures
 
     def has_used(self, count: int) -> bool:
-        """Returns whether a value could be used in one of the latest steps, so many."""
+        """Returns whether one of the latest `count` steps had a value to use."""
         return int(self.failures.in_a_row) < count
 
     def completed(self, result: Result) -> Result:
@@ -207,7 +207,7 @@ def run(
     """
 
     def ends() -> bool:
-        """Returns whether the callback ends the run: a true value, or StopIteration."""
+        """Asks the callback, which ends the run by a true value or StopIteration."""
         if callback is None:
             return False
         report = steps.report()
@@ -325,10 +325,12 @@ def _result(
     history = steps.history()
     count = int(np.sum(history.evaluations))
     count += 0 if rate is None else rate.num_evaluations
+    with np.errstate(all="ignore"):
+        values = history.value.astype(steps.dtype)
     found = Result(
         params=params,
         best=steps.best,
-        values=losses(history, steps.dtype),
+        values=values,
         num_evaluations=count,
         state=steps.outside(),
         history=history,

@@ -45,7 +45,7 @@ class _Elements(NamedTuple):
 
 
 def as_bounds(bounds: Any) -> Bounds | None:
-    """The bounds as `(lower, upper)`, as every run takes them.
+    """Returns the bounds as `(lower, upper)`, as every run takes them.
 
     Args:
       bounds: A tuple `(lower, upper)`; `scipy.optimize.Bounds`; or a pair for each
@@ -77,19 +77,19 @@ def as_bounds(bounds: Any) -> Bounds | None:
     raise _error(bounds)
 
 
-def _is_pair(bound: Any) -> bool:
+def _is_pair(bound: object) -> bool:
     is_vector = isinstance(bound, list | tuple | np.ndarray | jax.Array)
     return is_vector and np.shape(np.asarray(bound, object)) == (2,)
 
 
-def _as_list(bound: Any) -> Any:
-    """A list for an array of Python's objects, which JAX does not know."""
+def _as_list(bound: optax.Params) -> optax.Params:
+    """Returns a list for an array of Python's objects, which JAX does not know."""
     is_array = isinstance(bound, np.ndarray)
     return bound.tolist() if is_array and bound.dtype.hasobject else bound
 
 
-def _filled(bound: Any, side: int) -> Any:
-    """A bound of numbers and of `None`, which is no bound."""
+def _filled(bound: optax.Params, side: int) -> optax.Params:
+    """Replaces `None`, which is no bound, by an infinity."""
     none = (-np.inf, np.inf)[side]
     return jax.tree.map(
         lambda x: none if x is None else x, bound, is_leaf=lambda x: x is None
@@ -97,7 +97,7 @@ def _filled(bound: Any, side: int) -> Any:
 
 
 def project(bounds: Bounds | None, params: optax.Params) -> optax.Params:
-    """The closest parameters within the bounds."""
+    """Returns the closest parameters within the bounds."""
     if bounds is None:
         return params
     lower, upper = as_trees(bounds, params)
@@ -105,7 +105,7 @@ def project(bounds: Bounds | None, params: optax.Params) -> optax.Params:
 
 
 def as_trees(bounds: Bounds, params: optax.Params) -> Bounds:
-    """The bounds as trees of arrays like the parameters."""
+    """Returns the bounds as trees of arrays like the parameters."""
     if isinstance(bounds, _Elements):
         leaves = jax.tree.leaves(params)
         treedef: Any = jax.tree.structure(params)
@@ -121,7 +121,7 @@ def as_trees(bounds: Bounds, params: optax.Params) -> Bounds:
     return _like(bounds, 0, params), _like(bounds, 1, params)
 
 
-def check_bounds(bounds: Any, params: optax.Params) -> None:
+def check_bounds(bounds: Bounds | None, params: optax.Params) -> None:
     """Raises unless these are bounds, and `params` lie between them.
 
     Values that are traced cannot be compared.
@@ -170,8 +170,8 @@ def _check_within(p: np.ndarray, low: np.ndarray, high: np.ndarray, where: str) 
             )
 
 
-def _error(bounds: Any, why: str = "") -> ValueError:
-    """The error of what is no bounds."""
+def _error(bounds: object, why: str = "") -> ValueError:
+    """Returns the error of an argument that describes no bounds."""
     on_a_line = " ".join(repr(bounds).split())
     return ValueError(
         "bounds must be a tuple (lower, upper) of numbers or of trees like params, a "
@@ -181,7 +181,7 @@ def _error(bounds: Any, why: str = "") -> ValueError:
 
 
 def _like(bounds: Bounds, side: int, params: optax.Params) -> optax.Params:
-    """A bound as a tree of arrays like the leaves of `params`."""
+    """Returns a bound as a tree of arrays like the leaves of `params`."""
     bound: Any = bounds[side]
     treedef: Any = jax.tree.structure(params)
     if bound is None or (jax.tree_util.all_leaves([bound]) and np.ndim(bound) == 0):
@@ -195,7 +195,7 @@ def _like(bounds: Bounds, side: int, params: optax.Params) -> optax.Params:
     if any(isinstance(b, tuple) for b in found):  # A vector is an array or a list.
         raise _error(bounds, ", a tuple that is not read as pairs")
 
-    def of_leaf(p: jax.Array, b: Any) -> jax.Array:
+    def of_leaf(p: jax.Array, b: jax.typing.ArrayLike) -> jax.Array:
         return jnp.broadcast_to(jnp.asarray(_filled(b, side), p.dtype), p.shape)
 
     try:
@@ -204,8 +204,8 @@ def _like(bounds: Bounds, side: int, params: optax.Params) -> optax.Params:
         raise _error(bounds, f", for shapes {shown.tree(params)}") from error
 
 
-def _missing(bound: Any, params: optax.Params) -> str:
-    """The first leaf of the parameters for which a tree has no bound."""
+def _missing(bound: optax.Params, params: optax.Params) -> str:
+    """Names the first leaf of the parameters for which a tree has no bound."""
     bounded, needed = (
         [jax.tree_util.keystr(path) for path, _ in paths]
         for paths in (

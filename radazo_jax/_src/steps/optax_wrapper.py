@@ -1,6 +1,6 @@
 """Estimators as Optax gradient transformations."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +35,8 @@ class EstimateGradientState(NamedTuple):
     key: jax.Array
     step: jax.Array
     value: jax.Array
-    estimator_state: Any
-    inner_state: Any = ()
+    estimator_state: optax.OptState
+    inner_state: optax.OptState = ()
 
 
 @checks.checks_names
@@ -131,14 +131,14 @@ def estimate_gradient(
         )
 
     def update(
-        updates: Any,
+        updates: optax.Updates,
         state: EstimateGradientState,
         params: optax.Params = None,
         *,
         value_fn: Loss | None = None,
         obj_fn: Loss | None = None,
-        **others: Any,
-    ) -> tuple[Any, EstimateGradientState]:
+        **others: object,
+    ) -> tuple[optax.Updates, EstimateGradientState]:
         del updates
         checks.require_arguments(params=params)
         _check_not_masked(params)
@@ -168,8 +168,8 @@ def estimate_gradient(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _checked(value_fn: Any) -> Loss:
-    """The loss; raises unless it was passed."""
+def _checked(value_fn: Loss | None) -> Loss:
+    """Returns the loss; raises unless it was passed."""
     if not callable(value_fn):
         raise TypeError(
             "value_fn must be passed to update, as the function of params whose "

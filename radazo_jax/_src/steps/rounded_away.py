@@ -1,7 +1,6 @@
 """The part of perturbations that parameters round away."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ _FEW, _DOUBLINGS = 0.3, 30
 
 
 def by_rounding(points: Points, params: optax.Params) -> dict[str, float]:
-    """The share of each leaf's perturbation that its dtype rounds away."""
+    """Returns the share of each leaf's perturbation that its dtype rounds away."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     shares = jax.device_get(_lost(moved(points), params))
     return {
@@ -33,7 +32,7 @@ def by_rounding(points: Points, params: optax.Params) -> dict[str, float]:
 
 
 def warn_of_rounding(
-    estimator: GradientEstimator, draw: Draw, params: optax.Params, state: Any
+    estimator: GradientEstimator, draw: Draw, params: optax.Params, state: object
 ) -> None:
     """Warns if narrow parameters round most of their perturbation away.
 
@@ -62,7 +61,7 @@ def warn_of_rounding(
 
 
 def _kept(points: Points, params: optax.Params) -> float:
-    """The distance beyond which rounding takes little of the perturbations."""
+    """Returns a distance at which rounding takes little of the perturbations."""
     for _ in range(_DOUBLINGS):
         points = dataclasses.replace(points, scales=2 * points.scales)
         if max(by_rounding(points, params).values()) <= _FEW:
@@ -94,6 +93,6 @@ def _lost(points: Points, params: optax.Params) -> list[jax.Array]:
 
 
 def moved(points: Points) -> Points:
-    """The points away from θ along their direction; the rest has a scale of 0."""
+    """Selects the points away from θ along their direction, of a scale other than 0."""
     away = np.flatnonzero(points.scales[:, 0])
     return points.select(away) if away.size else points

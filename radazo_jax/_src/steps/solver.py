@@ -1,7 +1,7 @@
 """`solver`: the step of a run as a pure function."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import optax
@@ -21,7 +21,7 @@ class StepFn(Protocol):
     """The `step` of a `Solver`."""
 
     def __call__(
-        self, state: SolverState, *batch: Any, **kwargs: Any
+        self, state: SolverState, *batch: object, **kwargs: object
     ) -> tuple[SolverState, StepInfo]:
         """Returns the state after a step, and what happened in it."""
         ...
@@ -126,7 +126,7 @@ def solver(
         return state
 
     def step(
-        state: SolverState, *batch: Any, **kwargs: Any
+        state: SolverState, *batch: object, **kwargs: object
     ) -> tuple[SolverState, StepInfo]:
         states.check_state(run, state)
         if sample is None:

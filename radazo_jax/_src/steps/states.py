@@ -1,7 +1,7 @@
 """`Run`, `SolverState` and `StepInfo`: runs, and their checks."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsInt, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from radazo_jax._src.base import checks, shown, trees
 from radazo_jax._src.estimates.contracts import (
     Evaluator,
     GradientEstimator,
+    Objective,
     check_estimator,
     check_evaluator,
 )
@@ -44,7 +45,7 @@ class Failures(NamedTuple):
 class Run(NamedTuple):
     """The definition of a run.
 
-    A program is made of its functions as `step.traced` traces them.
+    A program is made of its functions as `step.with_traced_functions` traces them.
 
     Attributes:
       fun: The loss, a function of the parameters and of a batch; `None` if JAX does
@@ -56,8 +57,8 @@ class Run(NamedTuple):
       bounds: The box in which parameters and points stay; `None` without.
     """
 
-    fun: Callable[..., Any] | None
-    sample: Callable[[jax.Array], Any] | None
+    fun: Objective | None
+    sample: Callable[[jax.Array], object] | None
     optimizer: optax.GradientTransformation
     estimator: GradientEstimator
     evaluator: Evaluator = vectorized()
@@ -100,7 +101,7 @@ class SolverState(NamedTuple):
 
     params: optax.Params
     optimizer_state: optax.OptState
-    estimator_state: Any
+    estimator_state: optax.OptState
     key: jax.Array
     step: jax.Array
     failures: Failures
@@ -117,7 +118,7 @@ class SolverState(NamedTuple):
 
 
 def check_known(
-    tree: Any, what: str = "params, key, state, optimizer and estimator must hold"
+    tree: object, what: str = "params, key, state, optimizer and estimator must hold"
 ) -> None:
     """Raises if arrays of a run are traced; `what` names them and says what to be."""
     if trees.is_traced(tree):
@@ -128,7 +129,7 @@ def check_known(
         )
 
 
-def check_state(run: Run, state: Any, *, leaves: bool = False) -> None:
+def check_state(run: Run, state: object, *, leaves: bool = False) -> None:
     """Raises if a state is not of this run.
 
     Args:
@@ -154,7 +155,7 @@ def check_state(run: Run, state: Any, *, leaves: bool = False) -> None:
             )
 
 
-def check_params_of(state: Any, params: optax.Params) -> None:
+def check_params_of(state: SolverState, params: optax.Params) -> None:
     """Raises unless the parameters of a state have the tree and the shapes of others.
 
     Args:
@@ -173,8 +174,10 @@ def check_params_of(state: Any, params: optax.Params) -> None:
         )
 
 
-def difference(expected: Any, got: Any, leaves: bool) -> tuple[str, str] | None:
-    """The difference of two trees: their structures, or their first unequal leaves."""
+def difference(
+    expected: optax.OptState, got: optax.OptState, leaves: bool
+) -> tuple[str, str] | None:
+    """Compares two trees; returns their structures, or their first unequal leaves."""
     structures: list[Any] = [jax.tree.structure(x) for x in (expected, got)]
     if structures[0] != structures[1]:
         return f"a tree {structures[0]}", f"a tree {structures[1]}"
@@ -191,12 +194,12 @@ def difference(expected: Any, got: Any, leaves: bool) -> tuple[str, str] | None:
     return None
 
 
-def room(done: Any) -> int:
+def room(done: SupportsInt) -> int:
     """Returns the number of steps that can still be counted, at least 1."""
     return max(MOST_STEPS - 1 - int(done), 1)
 
 
-def check_room(done: Any, num_steps: int = 1) -> None:
+def check_room(done: SupportsInt, num_steps: int = 1) -> None:
     """Raises if a run would be longer than its steps can be counted."""
     if num_steps > MOST_STEPS - int(done):
         raise ValueError(
@@ -206,8 +209,10 @@ def check_room(done: Any, num_steps: int = 1) -> None:
         )
 
 
-def check_run(optimizer: Any, estimator: Any, evaluator: Any = vectorized()) -> None:
-    """Raises unless these are what they are named."""
+def check_run(
+    optimizer: object, estimator: object, evaluator: object = vectorized()
+) -> tuple[optax.GradientTransformation, GradientEstimator]:
+    """Returns an optimizer and an estimator; raises unless they are what is named."""
     checks.check_called(optimizer)
     if isinstance(optimizer, GradientEstimator):
         raise TypeError(
@@ -222,6 +227,7 @@ def check_run(optimizer: Any, estimator: Any, evaluator: Any = vectorized()) -> 
         )
     check_estimator(estimator)
     check_evaluator(evaluator)
+    return optimizer, cast(GradientEstimator, estimator)
 
 
 class RunError(RuntimeError):
@@ -234,10 +240,12 @@ class RunError(RuntimeError):
         `None` if there is none.
     """
 
-    def __init__(self, message: str, state: Any = None, result: Any = None):
+    def __init__(
+        self, message: str, state: SolverState | None = None, result: object = None
+    ):
         super().__init__(message)
         self.state = state
-        self.result = result
+        self.result: Any = result
 
 
 class Policy(NamedTuple):
@@ -252,7 +260,7 @@ class Policy(NamedTuple):
     max_consecutive_failures: int
 
     @classmethod
-    def of(cls, on_failure: Any, max_consecutive_failures: Any) -> "Policy":
+    def of(cls, on_failure: str, max_consecutive_failures: int) -> "Policy":
         """Returns the policy of these arguments, checked."""
         if on_failure not in ("drop", "raise"):
             raise ValueError(
@@ -264,7 +272,7 @@ class Policy(NamedTuple):
         return cls(on_failure, max_consecutive_failures)
 
     def limits(self, failures: Failures) -> np.ndarray:
-        """The failures that end a run from here: in all, and in a row; int32, [2]."""
+        """Returns the failures that end a run: in all, and in a row; int32, [2]."""
         so_far = int(failures.evaluations)
         most = so_far if self.on_failure == "raise" else np.iinfo(np.int32).max - 1
         return np.array([most + 1, self.max_consecutive_failures], np.int32)
@@ -302,25 +310,25 @@ class Policy(NamedTuple):
 
 
 def _failed(what: str, last: str, meaning: str) -> RunError:
-    """The error of a run that failures end; `run` adds the result."""
+    """Returns the error of a run that failures end; `run` adds the result."""
     cause = f" The last failure: {last}." if last else ""
     return RunError(f"{what}{cause} The error's result {meaning}.")
 
 
 def exceeds(state: SolverState, limits: jax.Array) -> jax.Array:
-    """Whether the failures have reached the limits of a policy."""
+    """Returns whether the failures have reached the limits of a policy."""
     reached = jnp.stack([state.failures.evaluations, state.failures.in_a_row])
     return jnp.any(reached >= limits)
 
 
 def resumed(state: SolverState) -> SolverState:
-    """The state to start a call with: what failed in a row before does not count."""
+    """Returns the state to start a call with, which forgets failures in a row."""
     none = trees.as_scalar(0, jnp.int32)
     return state._replace(failures=state.failures._replace(in_a_row=none))
 
 
 def failure_counts(failures: Failures) -> dict[str, str]:
-    """The failures so far, for a progress bar."""
+    """Returns the failures so far, for a progress bar."""
     evaluations, skipped, _ = (int(count) for count in failures)
     shown = {"failed": evaluations, "skipped": skipped}
     return {name: str(count) for name, count in shown.items() if count}

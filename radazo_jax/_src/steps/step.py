@@ -8,7 +8,7 @@ rebuilt from its journal.
 import functools
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from radazo_jax._src.estimates.contracts import (
     Draw,
     Estimate,
     GradientEstimator,
+    Loss,
+    Objective,
     Points,
     Values,
 )
@@ -39,9 +41,14 @@ from radazo_jax._src.steps.states import (
     StepInfo,
 )
 
+T = TypeVar("T")
+
+# Parameters, and the state of an optimizer.
+Pair = tuple[optax.Params, optax.OptState]
+
 
 def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverState:
-    """The state before the first step.
+    """Returns the state before the first step.
 
     Args:
       run: The run.
@@ -66,8 +73,8 @@ def start(run: Run, params: optax.Params, key: jax.typing.ArrayLike) -> SolverSt
     )
 
 
-def traced(run: Run, state: SolverState) -> Run:
-    """The run with its functions as they are now, for states like this one."""
+def with_traced_functions(run: Run, state: SolverState) -> Run:
+    """Traces the functions of a run as they are now, for states like this one."""
     fun = run.fun
     # Without programs, functions get arrays and not tracers.
     if fun is None or programs.are_disabled():
@@ -77,12 +84,12 @@ def traced(run: Run, state: SolverState) -> Run:
 
 
 def traced_functions(
-    fun: Callable[..., Any],
-    sample: Callable[[jax.Array], Any] | None,
+    fun: Objective,
+    sample: Callable[[jax.Array], object] | None,
     params: optax.Params,
     key: jax.Array,
 ) -> tuple[programs.TracedFunction, programs.TracedFunction | None]:
-    """A loss and the function that samples its batches as they are now."""
+    """Traces a loss, and the function that samples its batches, as they are now."""
     checks.check_fun(fun)
     if sample is not None and not callable(sample):
         raise TypeError(
@@ -91,12 +98,12 @@ def traced_functions(
             "jax.random.choice(key, data, (32,))."
         )
     states.check_known((params, key))
-    batch: tuple[Any, ...] = ()
+    batch: tuple[object, ...] = ()
     of_keys = None if sample is None else traced_sample(sample, key)
     if of_keys is not None:
         batch = (of_keys.output,)
 
-    def loss(params: optax.Params, *batch: Any) -> Any:
+    def loss(params: optax.Params, *batch: object) -> object:
         return _of_traced_params(fun, None, batch, {}, params)
 
     found = programs.trace(loss, params, *batch), of_keys
@@ -106,9 +113,9 @@ def traced_functions(
 
 
 def traced_sample(
-    sample: Callable[[jax.Array], Any], key: jax.Array
+    sample: Callable[[jax.Array], object], key: jax.Array
 ) -> programs.TracedFunction:
-    """The function that samples batches as it is now; warns if all would be alike."""
+    """Traces the function that samples batches; warns if all would be alike."""
     found = programs.trace(sample, key)
     if jax.tree.leaves(found.output) and not found.uses_arguments:
         checks.warn(
@@ -119,36 +126,34 @@ def traced_sample(
     return found
 
 
-def loss_at(run: Run, state: SolverState) -> Callable[[Any], Any]:
-    """The loss of a step as a function of the parameters."""
+def loss_at(run: Run, state: SolverState) -> Loss:
+    """Returns the loss of a step as a function of the parameters."""
     if run.sample is None:
         return loss_of(run, (), {})
     batch = run.sample(key_of(state.key, state.step, BATCH))
     return loss_of(run, (batch,), {})
 
 
-def loss_of(
-    run: Run, batch: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Callable[[Any], Any]:
-    """The loss on a batch as a function of the parameters, within the bounds."""
+def loss_of(run: Run, batch: tuple[object, ...], kwargs: dict[str, object]) -> Loss:
+    """Returns the loss on a batch as a function of the parameters within the bounds."""
     return Partial(_of_traced_params, run.fun, run.bounds, batch, kwargs)
 
 
 def _of_traced_params(
-    fun: Callable[..., Any],
+    fun: Callable[..., T],
     bounds: Bounds | None,
-    batch: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    batch: tuple[object, ...],
+    kwargs: dict[str, object],
     params: optax.Params,
-) -> Any:
-    """`of_params` within bounds."""
+) -> T:
+    """Calls `of_params` within bounds."""
     return of_params(fun, batch, kwargs, box.project(bounds, params))
 
 
 def points_at(
-    run: Run, state: SolverState, loss: Callable[[optax.Params], Any] | None
-) -> tuple[Points, Any]:
-    """The points of a step, and the state of the estimator after them.
+    run: Run, state: SolverState, loss: Loss | None
+) -> tuple[Points, optax.OptState]:
+    """Returns the points of a step, and the state of the estimator after them.
 
     Args:
       run: The run.
@@ -164,7 +169,7 @@ def points_at(
 def take(
     run: Run,
     state: SolverState,
-    loss: Callable[[optax.Params], Any],
+    loss: Loss,
     has_aux: bool = False,
 ) -> tuple[SolverState, StepInfo]:
     """Evaluates the points of a step, and takes it."""
@@ -177,40 +182,44 @@ def take(
     return after, info._replace(aux=aux)
 
 
-def without_aux(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The first of the pair that a function returns."""
+def without_aux(
+    fun: Callable[..., object], *args: object, **kwargs: object
+) -> jax.Array:
+    """Returns the first of the pair that a function returns."""
     return checks.as_pair(fun(*args, **kwargs))[0]
 
 
 def points_without_loss(estimator: GradientEstimator, state: SolverState) -> Points:
-    """The points of a step as far as they do not depend on the loss."""
+    """Returns the points of a step as far as they do not depend on the loss."""
     draw = draw_of(state.key, state.step)
     return estimator.points(draw, state.params, state.estimator_state)[0]
 
 
 def num_points(run: Run, state: SolverState) -> int:
-    """The number of points of a step, which is the same in all steps."""
+    """Returns the number of points of a step, the same in all steps."""
     return abstract_points(run, state).num_points
 
 
 def abstract_points(run: Run, state: SolverState) -> Points:
-    """The points of a step without their arrays, of which only shapes are known."""
+    """Returns the points of a step with shapes instead of arrays."""
     arrays, static = trees.partition(run.estimator)
     return jax.eval_shape(_points_of, static, arrays, state)
 
 
 # A run asks for the shapes several times, and JAX traces the function once.
 @partial(jax.jit, static_argnums=0)
-def _points_of(static: trees.Static, arrays: list[Any], state: SolverState) -> Points:
+def _points_of(
+    static: trees.Static, arrays: list[jax.Array], state: SolverState
+) -> Points:
     return points_without_loss(static.merge(arrays), state)
 
 
 def advance(
     run: Run,
     state: SolverState,
-    asked: tuple[Points, Any],
+    asked: tuple[Points, optax.OptState],
     values: Values,
-    loss: Callable[[optax.Params], Any] | None = None,
+    loss: Loss | None = None,
 ) -> tuple[SolverState, StepInfo]:
     """Takes a step whose values are known: estimates, and moves.
 
@@ -238,12 +247,13 @@ def advance(
         step=optax.safe_increment(state.step),
         failures=_counted(state.failures, failed, skipped),
     )
-    given = estimate.value, estimate.slope, points.join(values), failed, skipped
-    return after, StepInfo(*given)
+    return after, StepInfo(
+        estimate.value, estimate.slope, points.join(values), failed, skipped
+    )
 
 
 def is_skipped(estimate: Estimate, values: Values) -> jax.Array:
-    """Whether no value of a step can be used: bool, shape ()."""
+    """Returns whether no value of a step can be used: bool, shape ()."""
     # Squares of large differences overflow in a slope although no value failed.
     failed = jnp.any(~jnp.isfinite(values.along)) & ~jnp.isfinite(estimate.slope)
     return (estimate.num_values == 0) | failed
@@ -254,11 +264,11 @@ def _moved(
     state: SolverState,
     estimate: Estimate,
     skipped: jax.Array,
-    loss: Callable[[optax.Params], Any] | None,
-) -> tuple[optax.Params, Any]:
-    """Parameters and the state of the optimizer after a step."""
+    loss: Loss | None,
+) -> tuple[optax.Params, optax.OptState]:
+    """Returns parameters and the state of the optimizer after a step."""
 
-    def taken(params: Any, optimizer_state: Any) -> Any:
+    def taken(params: optax.Params, optimizer_state: optax.OptState) -> Pair:
         direction, optimizer_state = direction_of(
             run.optimizer, optimizer_state, params, estimate, loss
         )
@@ -267,7 +277,7 @@ def _moved(
         after = optax.apply_updates(params, direction)
         return box.project(run.bounds, after), optimizer_state
 
-    def taken_in_place(params: Any, optimizer_state: Any) -> Any:
+    def taken_in_place(params: optax.Params, optimizer_state: optax.OptState) -> Pair:
         # The gradient is not built, nor a direction.
         extra = gradients.extra_args(estimate, None, loss)
         params, optimizer_state = run.optimizer.update.apply(
@@ -288,10 +298,10 @@ def direction_of(
     optimizer_state: optax.OptState,
     params: optax.Params,
     estimate: Estimate,
-    loss: Callable[[optax.Params], Any] | None,
-    **others: Any,
+    loss: Loss | None,
+    **others: object,
 ) -> tuple[optax.Updates, optax.OptState]:
-    """The direction of an optimizer, and the state after it."""
+    """Returns the direction of an optimizer, and the state after it."""
     like = params
     if rounding.is_in(optimizer_state):
         # The products with a learning rate must not be lost before they are rounded.
@@ -318,8 +328,8 @@ def direction_of(
     return direction, optimizer_state
 
 
-def _like(update: Callable[..., Any], before: Any, *held: Any) -> Any:
-    """The result of an update, in the dtypes before it, which a loop keeps."""
+def _like(update: Callable[..., T], before: T, *held: optax.Params) -> T:
+    """Calls an update, whose result has the dtypes before it, which a loop keeps."""
     after = update(*held)
     structures: list[Any] = [jax.tree.structure(x) for x in (before, after)]
     if structures[0] != structures[1]:
@@ -328,7 +338,7 @@ def _like(update: Callable[..., Any], before: Any, *held: Any) -> Any:
 
 
 def _counted(failures: Failures, failed: jax.Array, skipped: jax.Array) -> Failures:
-    """The counts of failures after a step."""
+    """Returns the counts of failures after a step."""
     one = skipped.astype(jnp.int32)
     return Failures(
         jnp.minimum(failures.evaluations, MOST_STEPS - 1 - failed) + failed,
@@ -342,7 +352,7 @@ DIRECTIONS, BATCH = 0, 1
 
 
 def draw_of(key: jax.Array, step: jax.Array) -> Draw:
-    """The draw of a step of the run with this key."""
+    """Returns the draw of a step of the run with this key."""
     # The key of the first step is the key of the run: no other step has it.
     run_key = key_of(key, jnp.zeros((), jnp.int32), DIRECTIONS)
     return Draw(key_of(key, step, DIRECTIONS), run_key, step)
@@ -351,7 +361,7 @@ def draw_of(key: jax.Array, step: jax.Array) -> Draw:
 # Traced once for all programs, which all have these equations.
 @functools.partial(jax.jit, static_argnames=["use"], inline=True)
 def key_of(key: jax.Array, step: jax.Array, use: int) -> jax.Array:
-    """The key of a step for its directions or for its batch.
+    """Returns the key of a step for its directions or for its batch.
 
     They are the keys of `jax.random.split(jax.random.fold_in(key, step))`.
     """

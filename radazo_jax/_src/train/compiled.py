@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
 from radazo_jax._src.base import programs, trees
@@ -50,11 +50,12 @@ class Compiled(Steps):
         super().__init__(budget)
         self._run, self._state, self._interrupted = run, state, interrupted
         self._size, self._given = size or 1, size is not None
-        self._limits = policy.limits(state.failures)
         self._latest = 0  # The number of rows before the latest chunk.
         self._names = names_of_numbers(state)
-        given = state, budget.progress, np.int32(0), self._limits
-        self._program = programs.of(_take_chunk, run, *given, donate=[0])
+        none, self._limits = np.int32(0), policy.limits(state.failures)
+        self._program = programs.of(
+            _take_chunk, run, state, budget.progress, none, self._limits, donate=[0]
+        )
 
     @property
     def state(self) -> SolverState:
@@ -103,7 +104,7 @@ class Compiled(Steps):
         values = np.concatenate([row["value"] for row in self.rows[self._latest :]])
         return Report(int(self._state.step), values, None, self.best, self._state)
 
-    def params(self, stopped: str) -> Any:
+    def params(self, stopped: str) -> optax.Params:
         del stopped
         return self._state.params
 
@@ -115,7 +116,7 @@ def _take_chunk(
     length: jax.Array,
     limits: jax.Array,
 ) -> tuple[SolverState, RunProgress, jax.Array]:
-    """Does `length` steps in place; returns their numbers in a buffer.
+    """Takes `length` steps in place; returns their numbers in a buffer.
 
     Args:
       run: The run.
@@ -147,7 +148,7 @@ def _take_chunk(
 
 
 def _next_size(length: int, seconds: float, left: float) -> int:
-    """The length of the next chunk, at most four times the last one's."""
+    """Returns the length of the next chunk, at most four times the last one's."""
     aim = min(_CHUNK_SECONDS, max(left, 0.0))
     wanted = int(length * min(aim / max(seconds, 1e-9), 4.0))
     return max(1, min(wanted, _MAX_CHUNK))

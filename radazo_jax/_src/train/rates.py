@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,13 @@ from radazo_jax._src.estimates.contracts import (
     GradientTransformationExtraArgs,
 )
 from radazo_jax._src.estimates.differences import FiniteDifferences, forward_difference
-from radazo_jax._src.measure import learning_rate
-from radazo_jax._src.measure.learning_rate import DecayedRate, LearningRate
-from radazo_jax._src.measure.probes import Probe
+from radazo_jax._src.measure.learning_rate import (
+    DecayedRate,
+    LearningRate,
+    endless_rate,
+    with_measured_smoothing,
+)
+from radazo_jax._src.measure.smoothing import Probe
 from radazo_jax._src.optimizers.in_place import chain_in_place
 from radazo_jax._src.optimizers.moments import scale_by_radazo
 from radazo_jax._src.optimizers.replayed import scale_by_replayed_radazo
@@ -33,7 +37,7 @@ _LARGE = 1 << 24
 def default(
     size: int, estimator: GradientEstimator | None
 ) -> tuple[optax.GradientTransformation, GradientEstimator]:
-    """R-AdaZO at a rate that is still to be measured, and an estimator.
+    """Returns R-AdaZO, whose rate is measured later, and an estimator.
 
     Args:
       size: The number of parameters.
@@ -41,13 +45,13 @@ def default(
     """
     chosen: Any = forward_difference(orthonormal()) if estimator is None else estimator
     most = max(getattr(chosen, "num_directions", 0), 64)
-    return radazo(size > _LARGE, most), chosen
+    return radazo_at_measured_rate(size > _LARGE, most), chosen
 
 
 def of_run(
     run: Run, state: SolverState, budget: Budget, begins: bool, file: Journal | None
 ) -> tuple[Run, SolverState, LearningRate | None]:
-    """A run that names no optimizer, with a learning rate and a smoothing.
+    """Gives a run that names no optimizer a learning rate and a smoothing.
 
     The smoothing is measured unless the estimator has one of its own. The budget gets
     an end at which the rate is 0. A run that continues keeps its rate and its
@@ -79,13 +83,13 @@ def of_run(
 
 
 def with_rate(state: SolverState, rate: LearningRate) -> SolverState:
-    """The state before the first step, with a rate and a smoothing."""
+    """Returns the state before the first step with a rate and a smoothing."""
     held = DecayedRate.of(rate.learning_rate, rate.num_steps, rate.smoothing)
     return state._replace(optimizer_state=(*state.optimizer_state[:-1], held))
 
 
 def with_smoothing(run: Run, state: SolverState) -> Run:
-    """The run at the smoothing of its state, unless the caller named another one."""
+    """Gives a run the smoothing of its state, unless the caller named another one."""
     kept = _of_state(state)
     if kept is None or jnp.isnan(kept.smoothing) or not _is_measured(run.estimator):
         return run
@@ -94,82 +98,83 @@ def with_smoothing(run: Run, state: SolverState) -> Run:
 
 
 def _of_state(state: SolverState) -> DecayedRate | None:
-    """The rate in a state, if it was measured."""
+    """Returns the rate in a state, if it was measured."""
     held = state.optimizer_state
     is_measured = isinstance(held, tuple) and held and isinstance(held[-1], DecayedRate)
     return held[-1] if is_measured else None
 
 
 def _is_measured(estimator: GradientEstimator) -> TypeGuard[FiniteDifferences]:
-    """Whether a run measures the smoothing of an estimator."""
+    """Returns whether a run measures the smoothing of an estimator."""
     return isinstance(estimator, FiniteDifferences) and not estimator.is_named
 
 
 def of_line(line: dict[str, Any] | None) -> LearningRate | None:
-    """The rate that was measured, in the first line of a journal."""
+    """Reads the rate that was measured in the first line of a journal."""
     fields = None if line is None else line.get("learning_rate")
     return None if fields is None else LearningRate(**fields)
 
 
 def _found(run: Run, state: SolverState, budget: Budget) -> LearningRate:
-    """The rate that is measured at the start of a run, for an unknown end."""
+    """Measures the rate at the start of a run, for an unknown end."""
     directions = step.abstract_points(run, state).directions
-    distribution = getattr(directions, "distribution", sphere())
-    probe = Probe(run.fun, run.sample, distribution, run.evaluator, run.bounds)
+    probe = _probe(run, state.params, state.key)
+    probe = probe._replace(distribution=directions.distribution)
     try:
         if budget.num_steps < 2:
             raise ValueError(f"num_steps must be ≥ 2; got {budget.num_steps}.")
-        found = learning_rate.measured(probe, state.params, state.key)
+        found = endless_rate(probe)
         if _is_measured(run.estimator):
-            return learning_rate.with_smoothing(found, probe, state.params, state.key)
+            return with_measured_smoothing(found, probe)
         return found._replace(smoothing=getattr(run.estimator, "smoothing", None))
     except ValueError as error:
         raise ValueError(f"{error} Or name an optimizer with a rate.") from None
 
 
-class Advice(NamedTuple):
-    """A rate and a smoothing to try if the loss of a run rises.
+def _probe(run: Run, params: optax.Params, key: jax.Array) -> Probe:
+    """Returns the probe of a run with traced functions."""
+    distribution = getattr(run.estimator, "distribution", sphere())
+    return Probe(
+        run.fun, run.sample, params, key, distribution, run.evaluator, run.bounds
+    )
 
-    Attributes:
+
+def advice(
+    run: Run,
+    params: optax.Params,
+    key: jax.typing.ArrayLike,
+    num_steps: int | None,
+    rate: LearningRate | None,
+) -> str:
+    """Returns what to try if the loss of a run rises, measured at its start.
+
+    Args:
       run: The run, with traced functions.
       params: The parameters at its start, as the caller keeps them.
       key: Its key.
       num_steps: The number of its steps, if it is known.
       rate: The learning rate that was measured before the first step, if one was.
     """
-
-    run: Run
-    params: Any
-    key: Any
-    num_steps: int | None
-    rate: LearningRate | None
-
-    def text(self) -> str:
-        """A sentence with a rate and a smoothing, which are measured at the start."""
-        if self.rate is not None:
-            lower = self.rate.learning_rate / 3
-            return f"Try a third of the rate that was measured: radazo({lower:.2g})."
-        run = self.run
-        distribution = getattr(run.estimator, "distribution", sphere())
-        given = run.fun, run.sample, distribution, run.evaluator, run.bounds
-        at = Probe(*given), trees.as_arrays(self.params), keys.as_key(self.key)
-        try:
-            found = learning_rate.with_smoothing(learning_rate.measured(*at), *at)
-        except ValueError:
-            return "Try a third of the learning rate."
-        found = found.over(self.num_steps)
-        return (
-            f"Measured at the start: radazo({found.learning_rate:.2g}) with "
-            f"smoothing={found.smoothing:.2g}. Without an optimizer and a smoothing, "
-            "train takes these."
-        )
+    if rate is not None:
+        lower = rate.learning_rate / 3
+        return f"Try a third of the rate that was measured: radazo({lower:.2g})."
+    probe = _probe(run, trees.as_arrays(params), keys.as_key(key))
+    try:
+        found = with_measured_smoothing(endless_rate(probe), probe).over(num_steps)
+    except ValueError:
+        return "Try a third of the learning rate."
+    return (
+        f"Measured at the start: radazo({found.learning_rate:.2g}) with "
+        f"smoothing={found.smoothing:.2g}. Without an optimizer and a smoothing, "
+        "train takes these."
+    )
 
 
 def _scale(
     updates: optax.Updates,
     state: DecayedRate,
     params: optax.Params | None = None,
-    **extra_args: Any,
+    **extra_args: object,
 ) -> tuple[optax.Updates, DecayedRate]:
     del params, extra_args
     rate = state.now()
@@ -180,8 +185,10 @@ def _scale(
 
 # The same object at each call, so that runs compile once.
 @functools.cache
-def radazo(replayed: bool, max_directions: int) -> GradientTransformationExtraArgs:
-    """R-AdaZO with bias correction, at the rate in its state, which is 0 at first.
+def radazo_at_measured_rate(
+    replayed: bool, max_directions: int
+) -> GradientTransformationExtraArgs:
+    """Builds R-AdaZO with bias correction, at the rate in its state, 0 at first.
 
     Runs at other rates or of other numbers of steps share a program.
 

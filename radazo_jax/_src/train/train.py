@@ -1,11 +1,11 @@
-"""Whole runs of an optimizer and an estimator."""
+"""Whole runs of an optimizer and an estimator: `train`, and `replay` of a journal."""
 
 import functools
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from radazo_jax._src.base import checks, trees
@@ -25,16 +25,16 @@ from radazo_jax._src.runs.budget import Budget
 from radazo_jax._src.runs.journal import Journal, line_of_run
 from radazo_jax._src.runs.lines import Path
 from radazo_jax._src.runs.loop import Rising
-from radazo_jax._src.runs.results import Best, Report, Result
+from radazo_jax._src.runs.results import Report, Result
 from radazo_jax._src.steps import states, step
 from radazo_jax._src.steps.box import BoundsLike, as_bounds
 from radazo_jax._src.steps.rounded_away import warn_of_rounding
 from radazo_jax._src.steps.states import Policy, Run, SolverState
 from radazo_jax._src.steps.step import without_aux
 from radazo_jax._src.train import rates
-from radazo_jax._src.train.called import Called, Traced
 from radazo_jax._src.train.compiled import Compiled
-from radazo_jax._src.train.replay import Stepper, Told, begin
+from radazo_jax._src.train.stepper import Stepper, begin
+from radazo_jax._src.train.stepwise import StepwiseCalled, StepwiseTraced
 
 
 @checks_names
@@ -203,8 +203,9 @@ def train(
         file = None
         if journal is not None:
             file = stack.enter_context(Journal(journal).opened())
-        program = (None, None, *chosen) if calls else (fun, sample, *chosen, evaluator)
-        run = Run(*program)._replace(bounds=as_bounds(bounds))
+        run = Run(None, None, *chosen, bounds=as_bounds(bounds))
+        if not calls:
+            run = run._replace(fun=fun, sample=sample, evaluator=evaluator)
         measures = optimizer is None, state is None
         begun = begin(run, params, key, state)
         run, begun, rate = _begun(run, begun, budget, file, *measures)
@@ -217,24 +218,29 @@ def train(
                 context=context,
                 interrupted=interrupted,
             )
-            told = Told(Stepper(run, begun), Best(trees.as_numpy(begun.params)))
-            called = stack.enter_context(opened)
-            steps = Called(told, budget, file, evaluator, called)
+            stepper, called = Stepper(run, begun), stack.enter_context(opened)
+            steps = StepwiseCalled(
+                stepper, budget, file, interrupted, evaluator, called
+            )
         elif file is not None:
-            steps = Traced(Told(Stepper(run, begun)), budget, file, interrupted)
+            steps = StepwiseTraced(Stepper(run, begun), budget, file, interrupted)
         else:
             steps = Compiled(run, begun, budget, policy, chunk_size, interrupted)
         rising = None
         if sample is not None:
-            advice = rates.Advice(run, initial, key, budget.total, rate)
-            rising = Rising(budget.total, advice.text)
+            total = budget.total
+            advice = functools.partial(rates.advice, run, initial, key, total, rate)
+            rising = Rising(total, advice)
         return loop.run(steps, policy, callback, progress, context, rate, rising)
 
 
 def _chosen(
-    optimizer: Any, estimator: Any, params: optax.Params, calls: bool
+    optimizer: optax.GradientTransformation | None,
+    estimator: GradientEstimator | None,
+    params: optax.Params,
+    calls: bool,
 ) -> tuple[optax.GradientTransformation, GradientEstimator]:
-    """The optimizer and the estimator of a run, checked: the named ones, or defaults.
+    """Returns the optimizer and the estimator of a run: the named ones, or defaults.
 
     Args:
       optimizer: As in `train`.
@@ -252,8 +258,7 @@ def _chosen(
         optimizer, estimator = rates.default(optax.tree.size(params), estimator)
     elif estimator is None:
         estimator = forward_difference()
-    states.check_run(optimizer, estimator)
-    return optimizer, estimator
+    return states.check_run(optimizer, estimator)
 
 
 def _begun(
@@ -264,7 +269,7 @@ def _begun(
     measures: bool,
     begins: bool,
 ) -> tuple[Run, SolverState, LearningRate | None]:
-    """The run, with traced functions, its state, and the rate that was measured.
+    """Returns the run with traced functions, its state, and the rate if measured.
 
     Args:
       run: The run as the caller describes it.
@@ -277,7 +282,7 @@ def _begun(
     named, rate = run.estimator, None
     state = states.resumed(state)
     budget.start(step.num_points(run, state), state.step, trees.widest(state.params))
-    run = step.traced(run, state)
+    run = step.with_traced_functions(run, state)
     if measures:
         run, state, rate = rates.of_run(run, state, budget, begins, file)
     if run.estimator is named:  # Another one has a smoothing that was measured.
@@ -291,10 +296,10 @@ def _begun(
 
 def _check_used(
     calls: bool,
-    state: Any,
+    state: SolverState | None,
     journal: Path | None,
     chunk_size: int | None,
-    sample: Any,
+    sample: Callable[[jax.Array], object] | None,
     has_aux: bool,
 ) -> None:
     """Raises if arguments exclude each other.
@@ -313,22 +318,22 @@ def _check_used(
         checks.check_int_at_least("chunk_size", chunk_size, 1)
     for name, value in (("state", state), ("chunk_size", chunk_size)):
         if journal is not None and value is not None:
-            given = f"{value!r}" if name == "chunk_size" else type(value).__name__
+            text = f"{value!r}" if name == "chunk_size" else type(value).__name__
             raise ValueError(
                 f"{name} must be None with a journal, which says where to continue, "
-                f"and takes steps one by one; got {given}."
+                f"and takes steps one by one; got {text}."
             )
     not_called = {"sample": sample, "chunk_size": chunk_size, "has_aux": has_aux}
-    for name, value in not_called.items() if calls else ():
-        if value is not None and value is not False:
+    for name, given in not_called.items() if calls else ():
+        if given is not None and given is not False:
             is_aux = name == "has_aux"
             raise ValueError(
                 f"{name} must be {False if is_aux else None} with an evaluator of "
-                f"Python functions; got {value!r}.{' Pairs are recognized.' * is_aux}"
+                f"Python functions; got {given!r}.{' Pairs are recognized.' * is_aux}"
             )
 
 
-def _check_precision(params: optax.Params, state: Any) -> None:
+def _check_precision(params: optax.Params, state: SolverState | None) -> None:
     """Raises if a state has other dtypes than the parameters that it replaces."""
     leaves = () if state is None else jax.tree.leaves(state.params)
     for p, q in zip(jax.tree.leaves(params), leaves, strict=False):
@@ -337,3 +342,89 @@ def _check_precision(params: optax.Params, state: Any) -> None:
                 f"state must have the dtypes of params, {p.dtype}; got {q.dtype}. "
                 "Begin another run from state.params in the dtype that you need."
             )
+
+
+@checks_names
+def replay(
+    journal: Path,
+    params: optax.Params,
+    optimizer: optax.GradientTransformation | None = None,
+    estimator: GradientEstimator | None = None,
+    *,
+    evaluator: Evaluator = vectorized(),
+    fun: Objective | None = None,
+    sample: Callable[[jax.Array], object] | None = None,
+    bounds: BoundsLike | None = None,
+    exact: bool = True,
+) -> SolverState:
+    """Rebuilds a run from the values in its journal, without an evaluation.
+
+    Args:
+      journal: The file that `train` wrote.
+      params: The starting point of the run.
+      optimizer: The optimizer of the run, `None` if the run named none: the journal has
+        the learning rate and the smoothing that were measured.
+      estimator: The estimator, likewise.
+      evaluator: The evaluator of the run. It evaluates nothing here, but determines how
+        directions are stored, and so how their sums are rounded.
+      fun: The loss, if JAX traced it. It is traced and not evaluated: `low_rank`
+        perturbs the matrices that it multiplies.
+      sample: As in `train`, with `fun`.
+      bounds: As in `train`.
+      exact: Whether parameters must be bitwise equal to the run's before each step.
+        They are equal with the same versions on the same kind of machine. Otherwise
+        sums may be rounded in other ways, and an adaptive run amplifies it.
+
+    Returns:
+      The state after the last complete step of the journal.
+
+    Raises:
+      ValueError: If there is no journal, it is damaged, or it belongs to a run with
+        other arguments.
+
+    Examples:
+      >>> import os, tempfile
+      >>> import jax, jax.numpy as jnp
+      >>> import radazo_jax as zo
+      >>> run = dict(optimizer=zo.radazo(1e-2), estimator=zo.forward_difference())
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = os.path.join(folder, "run.jsonl")
+      ...     result = zo.train(
+      ...         lambda x: jnp.sum(x**2),
+      ...         jnp.ones(3),
+      ...         **run,
+      ...         num_steps=20,
+      ...         key=0,
+      ...         progress=False,
+      ...         journal=path,
+      ...     )
+      ...     state = zo.replay(path, jnp.ones(3), **run)
+      >>> bool(jnp.all(state.params == result.params))
+      True
+    """
+    found = Journal(journal).read()
+    line = found.line
+    if line is None:
+        raise ValueError(f"journal must be a file with a run; got {journal!r}.")
+    check_evaluator(evaluator)
+    with jax.enable_x64(trees.has_x64() or line["dtype"] == "float64"):
+        key = jax.random.wrap_key_data(
+            jnp.array(line["key"], jnp.uint32), impl="threefry2x32"
+        )
+        rate = rates.of_line(line) if optimizer is None else None
+        if rate is not None:
+            optimizer, estimator = rates.default(trees.size(params), estimator)
+        chosen = states.check_run(optimizer, estimator)
+        run = Run(fun, sample, *chosen, evaluator, as_bounds(bounds))
+        state = begin(run, params, key)
+        if rate is not None:
+            state = rates.with_rate(state, rate)
+            run = rates.with_smoothing(run, state)
+        if exact:
+            # The checksums of the parameters compare learning rates.
+            kept = {"learning_rate": line.get("learning_rate")}
+            found.check_same_run(line_of_run(state, run) | kept)
+        stepper = Stepper(step.with_traced_functions(run, state), state)
+        stepper.rebuild(found.records, exact)
+        # Without a function that JAX can trace, the run is one of NumPy arrays.
+        return stepper.state if fun is not None else trees.as_numpy(stepper.state)

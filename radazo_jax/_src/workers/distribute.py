@@ -179,7 +179,7 @@ def _engine(client: Any) -> Dask | Ray:
 
 
 class DistributedSteps(loop.Steps):
-    """The steps of workers: it holds the journal, and no parameters."""
+    """The steps of workers, with the journal and without the parameters."""
 
     def __init__(
         self,

@@ -7,10 +7,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import optax
 
 from radazo_jax._src.base import checks, trees
 from radazo_jax._src.runs.journal import Record
@@ -25,8 +24,6 @@ _LATE, _GRACE = 3.0, 0.25  # Late is so many times as long as before, and second
 _CHECKED = 10  # Steps, in one of which two workers evaluate the same member.
 _MOST_LOST = 5  # Workers that were lost while they evaluated the same member.
 _JOURNAL = "the journal"
-T = TypeVar("T")
-Failure = str | Exception  # Of a worker: a text if its function or a step failed.
 
 
 @dataclasses.dataclass
@@ -141,7 +138,7 @@ class Fleet:
         failures = tuple(f"returned {x}" for x in values[~np.isfinite(values)])
         return Record(step, values, self._sums[step][0], seconds, failures)
 
-    def params(self, fetches: bool) -> optax.Params | None:
+    def params(self, fetches: bool) -> Any:
         """Returns the parameters after the last step, or `None` if interrupted."""
         for _ in range(_MOST_LOST):
             if not (self.evaluate(0) and fetches):
@@ -159,7 +156,7 @@ class Fleet:
             freeing.join(self._timeout)
 
     def until(self, done: Callable[[], bool]) -> bool:
-        """Handles what workers answer until it is done, or interrupted: false."""
+        """Handles answers of workers until done; returns False if interrupted."""
         while not done():
             if self._ends():
                 return False
@@ -184,12 +181,7 @@ class Fleet:
                     then, outcome = self._inbox.get_nowait()
         return True
 
-    def _begin(
-        self,
-        then: Callable[[T | Exception], None],
-        call: Callable[..., T],
-        *args: object,
-    ) -> threading.Thread:
+    def _begin(self, then: Callable, call: Callable, *args: object) -> threading.Thread:
         """Calls a function in a thread, and `then` with what it returns or raises."""
 
         def run() -> None:
@@ -223,9 +215,7 @@ class Fleet:
         worker.actor = self._engine.build(worker.name, self._given, self._timeout)
         return self._engine.call(worker.actor, "describe", self._timeout)
 
-    def _joined(
-        self, worker: Worker, begun: float, found: Description | Failure
-    ) -> None:
+    def _joined(self, worker: Worker, begun: float, found: object) -> None:
         """Begins to use a worker that has built the run."""
         name, hangs = worker.name, isinstance(found, TimeoutError)
         if self._workers.get(name) is not worker:
@@ -327,9 +317,7 @@ class Fleet:
             shares[(i + (member in shares[i])) % len(ready)].append(member)
         return shares
 
-    def _answered(
-        self, worker: Worker, members: list[int], reply: Reply | Failure
-    ) -> None:
+    def _answered(self, worker: Worker, members: list[int], reply: object) -> None:
         """Takes the values and the checksums of a worker."""
         name, records = worker.name, self.records
         if self._workers.get(name) is not worker:

@@ -6,13 +6,11 @@ Nothing here depends on the engine that carries the messages.
 import pickle
 import sys
 import traceback
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from radazo_jax._src.base import checks, programs, trees, xla
 from radazo_jax._src.estimates.contracts import Points
@@ -20,7 +18,7 @@ from radazo_jax._src.estimates.vectorized import values_by_number, vectorized
 from radazo_jax._src.runs.journal import line_of_run
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, SolverState
-from radazo_jax._src.train.replay import Stepper, begin
+from radazo_jax._src.train.stepper import Stepper, begin
 
 
 class Description(NamedTuple):
@@ -81,24 +79,23 @@ class Replica:
             return traceback.format_exc()
 
     def _built(
-        self, make: Callable, params: optax.Params, run: Run, size: int, key: np.ndarray
+        self, make_fun: Any, params: Any, run: Run, size: int, key: np.ndarray
     ) -> Description:
         """Builds the run of a recipe."""
-        fun = make()
-        if params is None:
-            if not (isinstance(fun, tuple) and len(fun) == 2):
-                raise TypeError(
-                    "make_fun must return a pair (fun, params) if params is None; got "
-                    f"{fun!r}."
-                )
-            fun, params = fun
+        made = make_fun()
+        if params is None and not (isinstance(made, tuple) and len(made) == 2):
+            raise TypeError(
+                "make_fun must return a pair (fun, params) if params is None; got "
+                f"{made!r}."
+            )
+        fun, params = made if params is None else (made, params)
         if not callable(fun):
             raise TypeError(
                 f"make_fun must return a function of the parameters; got {fun!r}."
             )
         typed = jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
         begun = begin(run := run._replace(fun=fun), params, typed)
-        run = step.traced(run, begun)
+        run = step.with_traced_functions(run, begun)
         self._stepper, self._size = Stepper(run, begun), size
         self._points = programs.of(_points, run, begun)
         # Not by its arguments: each batch of points is as large.
@@ -107,7 +104,7 @@ class Replica:
         line = line_of_run(begun, run)
         # A copy, since steps are taken in place.
         copy = Stepper(run, trees.copies(begun))
-        copy.tell(np.full(line["points"], value))
+        copy.take(np.full(line["points"], value))
         jax.block_until_ready(copy.state)
         return Description(line, self._stepper.names, value)
 
@@ -134,7 +131,7 @@ class Replica:
             for row in values:
                 # The memory may have changed since the last step.
                 sums.append(trees.checksum_of(stepper.state.params))
-                numbers.append(jax.block_until_ready(stepper.tell(row)))
+                numbers.append(jax.block_until_ready(stepper.take(row)))
             found = self.evaluate(members)
             sums.append(trees.checksum_of(stepper.state.params))
             counts = tuple(map(int, stepper.state.failures))
@@ -142,7 +139,7 @@ class Replica:
         except Exception:
             return traceback.format_exc()
 
-    def params(self) -> optax.Params:
+    def params(self) -> Any:
         """Returns the parameters after the last step."""
         return self._stepper.params
 

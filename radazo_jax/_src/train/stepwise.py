@@ -1,9 +1,9 @@
-"""Steps that are taken one by one, on values that a journal can keep."""
+"""Runs step by step: the values of a step are written before it is taken."""
 
 import abc
+import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,33 +19,39 @@ from radazo_jax._src.runs.loop import Steps
 from radazo_jax._src.runs.results import Best, Report
 from radazo_jax._src.steps import step
 from radazo_jax._src.steps.states import Run, RunError, SolverState
-from radazo_jax._src.train.replay import Told
+from radazo_jax._src.train.stepper import AskTellOptimizer, Stepper
 
 
-class OneByOne(Steps, abc.ABC):
-    """Steps that are taken one by one: each is written before it is taken."""
+class Stepwise(Steps, abc.ABC):
+    """Steps that are taken one at a time, each after its values are written."""
 
-    def __init__(self, told: Told, budget: Budget, file: Journal | None):
+    def __init__(
+        self,
+        stepper: Stepper,
+        budget: Budget,
+        file: Journal | None,
+        interrupted: Callable[[], bool],
+    ):
         """Takes no step yet.
 
         Args:
-          told: Is told the values.
+          stepper: Takes the steps.
           budget: The budgets, which have started.
           file: The journal, open and begun; `None` without one.
+          interrupted: Asked before each step whether to stop.
         """
         super().__init__(budget)
-        self._told, self._file = told, file
+        self._stepper, self._file, self._interrupted = stepper, file, interrupted
         self._record: Record | None = None  # The latest one.
-        self._points: Any = None
-        self._outcome: Outcome | None = None
+        self._points: optax.Params = None  # Of the latest step, if they are kept.
 
     @property
-    def state(self) -> Any:
-        return self._told.maker.state
+    def state(self) -> SolverState:
+        return self._stepper.state
 
     @property
     def number(self) -> int:
-        return self._told.maker.step
+        return self._stepper.step
 
     def resume(self) -> None:
         """Takes the steps of the journal, as far as the budgets allow.
@@ -60,21 +66,18 @@ class OneByOne(Steps, abc.ABC):
         found = self._file.records
         found = found[: self.budget.allowed([len(record.values) for record in found])]
         again = journal.to_evaluate_again(found)
-        asks = self._stops(found)
-        stops = {len(found), *asks, *([] if again is None else again[:1])}
-        first, value = 0, lambda: None
+        stops = {len(found), *self._stops(found), *([] if again is None else again[:1])}
+        first = 0
+        value: Callable[[], np.ndarray | None] | None = None
         for stop in sorted(stops):
-            part = found[first:stop]
-            rows = self._told.rebuild(part)
-            for record, row in zip(part, rows, strict=True):
+            part, first = found[first:stop], stop
+            for record, row in zip(part, self._stepper.rebuild(part), strict=True):
                 self._count(record, row)
-            first = stop
+            if again is not None and stop == again[0]:
+                value = self._later_value(again[1])
             if stop < len(found):
-                if again is not None and stop == again[0]:
-                    value = self._later_value(again[1])
-                if stop in asks:
-                    self._told.ask()
-        if again is None:
+                self._note(found[stop])
+        if again is None or value is None:
             return
         try:
             now = value()
@@ -91,13 +94,17 @@ class OneByOne(Steps, abc.ABC):
             journal.warn_of_another_value(self._file.path, found[i], point, now)
 
     def _stops(self, found: Sequence[Record]) -> Sequence[int]:
-        """The numbers of the steps of a journal whose points are needed."""
+        """Returns the numbers of the steps of a journal whose points are needed."""
         del found
         return ()
 
+    def _note(self, record: Record) -> None:
+        """Notes the points of a step of a journal, before it is taken."""
+        del record
+
     @abc.abstractmethod
-    def _later_value(self, point: int) -> Callable[[], Any]:
-        """A function that returns the value at a point of the step.
+    def _later_value(self, point: int) -> Callable[[], np.ndarray | None]:
+        """Returns a function that returns the value at a point of the step.
 
         It is called later, once all steps of the journal were taken. It returns `None`
         if it was interrupted.
@@ -105,20 +112,28 @@ class OneByOne(Steps, abc.ABC):
 
     @abc.abstractmethod
     def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
-        """The values of a step and failures; `None` if it was interrupted."""
+        """Evaluates the points of a step.
+
+        Returns:
+          The values, and texts about failures; `None` if it was interrupted.
+        """
 
     @abc.abstractmethod
-    def _value_of(self, record: Record, row: dict[str, Any]) -> float:
-        """The value that a step is compared by."""
+    def _value_of(self, record: Record, row: dict[str, float]) -> float:
+        """Returns the value that a step is compared by."""
+
+    def _taken(self, record: Record) -> dict[str, float]:
+        """Takes a step; returns its numbers for a `History`, by name."""
+        return self._stepper.row(record, self._stepper.take(record.values))
 
     def take(self) -> bool:
         number, start = self.number, time.perf_counter()
         try:
-            found = self._values()
+            found = None if self._interrupted() else self._values()
             if found is None:
                 return False
             values, texts = found
-            seconds, total = time.perf_counter() - start, self._told.maker.checksum
+            seconds, total = time.perf_counter() - start, self._stepper.checksum
             record = Record(number, values, int(total), seconds, tuple(texts))
             if self._file is not None:
                 self._file.append(record)
@@ -131,12 +146,10 @@ class OneByOne(Steps, abc.ABC):
                 self.state,
             ) from error
         self.num_failed += len(texts)
-        known = (None, None) if self._outcome is None else self._outcome[:2]
-        row = self._told.take(record, *known)
-        self._count(record, row)
+        self._count(record, self._taken(record))
         return True
 
-    def _count(self, record: Record, row: dict[str, Any]) -> None:
+    def _count(self, record: Record, row: dict[str, float]) -> None:
         """Counts a step."""
         self.rows.append(row)
         self._record = record
@@ -145,58 +158,42 @@ class OneByOne(Steps, abc.ABC):
 
     def report(self) -> Report:
         assert self._record is not None
-        given = self._record.values, self._points, self.best, self.outside()
-        return Report(self.number, *given)
+        values, points = self._record.values, self._points
+        return Report(self.number, values, points, self.best, self.outside())
 
     def figures(self) -> dict[str, str]:
         assert self._record is not None
         rate = len(self._record.values) / max(self._record.seconds, 1e-9)
         return {"best": f"{self.best.value:.6g}", "evaluations/s": f"{rate:.3g}"}
 
-    def params(self, stopped: str) -> Any:
+    def params(self, stopped: str) -> optax.Params:
         del stopped
-        return self._told.maker.state.params
+        return self._stepper.state.params
 
 
-class Traced(OneByOne):
+class StepwiseTraced(Stepwise):
     """Steps of a function that JAX traces.
 
     The program that takes a step is the one that `replay` runs.
     """
 
-    def __init__(
-        self, told: Told, budget: Budget, file: Journal, interrupted: Callable[[], bool]
-    ):
-        """Takes no step yet.
-
-        Args:
-          told: Is told the values.
-          budget: The budgets, which have started.
-          file: The journal, open and begun.
-          interrupted: Asked before each step whether to stop.
-        """
-        super().__init__(told, budget, file)
-        self._interrupted = interrupted
-        self._program: Callable[[SolverState], Any] | None = None
+    @functools.cached_property
+    def _program(self) -> Callable[[SolverState], jax.Array]:
+        return programs.of(_values_of_step, self._stepper.run, self._stepper.state)
 
     def _evaluated(self) -> np.ndarray:
-        maker: Any = self._told.maker
-        if self._program is None:
-            self._program = programs.of(_values_at, maker.run, maker.state)
-        return np.asarray(self._program(maker.state))
+        return np.asarray(self._program(self._stepper.state))
 
     def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
-        if self._interrupted():
-            return None
         found = self._evaluated()
         failed = found[~np.isfinite(found)]
         return found, [f"returned {value}" for value in failed]
 
-    def _later_value(self, point: int) -> Callable[[], Any]:
+    def _later_value(self, point: int) -> Callable[[], np.ndarray | None]:
         value = self._evaluated()[point]
         return lambda: value
 
-    def _value_of(self, record: Record, row: dict[str, Any]) -> float:
+    def _value_of(self, record: Record, row: dict[str, float]) -> float:
         value: float = row["value"]
         if np.isfinite(value) and value < self.best.value:
             self.best = Best(None, float(value), self.budget.evaluations)
@@ -206,76 +203,90 @@ class Traced(OneByOne):
         return {"loss": f"{self.rows[-1]['value']:.6g}"}
 
 
-class Called(OneByOne):
+class StepwiseCalled(Stepwise):
     """Steps of a Python function, which an `External` evaluator calls."""
 
     def __init__(
         self,
-        told: Told,
+        stepper: Stepper,
         budget: Budget,
         file: Journal | None,
+        interrupted: Callable[[], bool],
         evaluator: External,
         calls: Calls,
     ):
         """Takes no step yet.
 
         Args:
-          told: Is told the values.
+          stepper: Takes the steps.
           budget: The budgets, which have started.
           file: The journal, open and begun; `None` without one.
+          interrupted: Asked before each step whether to stop.
           evaluator: The evaluator.
           calls: Its calls of the function.
         """
-        super().__init__(told, budget, file)
-        self._evaluator, self._calls, self.best = evaluator, calls, told.best
+        super().__init__(stepper, budget, file, interrupted)
+        self._evaluator, self._calls = evaluator, calls
+        self._ask_tell = AskTellOptimizer(stepper)
+        self.best = self._ask_tell.best
+        self._outcome: Outcome | None = None
 
     def _values(self) -> tuple[np.ndarray, Sequence[str]] | None:
-        candidates = self._told.ask()
+        candidates = self._ask_tell.ask()
         outcome = self._calls.evaluate(candidates)
         if outcome is None:
             return None
         self._outcome, n = outcome, len(outcome.values)
         self._points = jax.tree.map(lambda x: x[:n], candidates)
         failures = [outcome.failures[i] for i in sorted(outcome.failures)]
-        values = checks.as_values(outcome.values, self._told.maker.dtype)
+        values = checks.as_values(outcome.values, self._stepper.dtype)
         beyond = outcome.values[np.isinf(values) & np.isfinite(outcome.values)]
         failures += [f"returned {v}, beyond {values.dtype}" for v in beyond]
         return values, failures
 
-    def _value_of(self, record: Record, row: dict[str, Any]) -> float:
+    def _value_of(self, record: Record, row: dict[str, float]) -> float:
         del row
-        self.best = self._told.best
+        self.best = self._ask_tell.best
         value: float = record.lowest
         return value
+
+    def _taken(self, record: Record) -> dict[str, float]:
+        assert self._outcome is not None
+        values, infos, _ = self._outcome
+        return self._ask_tell.take(record, values, infos)
+
+    def _note(self, record: Record) -> None:
+        self._ask_tell.ask()
+        self._ask_tell.note(record.values)
 
     def _stops(self, found: Sequence[Record]) -> Sequence[int]:
         # The best of its points is one of the result.
         values = [record.lowest for record in found]
         return [int(np.argmin(values))] if values else ()
 
-    def _later_value(self, point: int) -> Callable[[], Any]:
-        candidates = self._told.ask()
+    def _later_value(self, point: int) -> Callable[[], np.ndarray | None]:
+        candidates = self._ask_tell.ask()
         if not self._evaluator.batched:
             candidates, point = jax.tree.map(lambda x: x[point][None], candidates), 0
 
-        def value() -> Any:
+        def value() -> np.ndarray | None:
             outcome = self._calls.evaluate(candidates)
             if outcome is None:
                 return None
-            return checks.as_values(outcome.values, self._told.maker.dtype)[point]
+            return checks.as_values(outcome.values, self._stepper.dtype)[point]
 
         return value
 
     def params(self, stopped: str) -> optax.Params:
         del stopped
-        return self._told.params
+        return self._ask_tell.params
 
-    def outside(self) -> Any:
-        return self._told.state
+    def outside(self) -> SolverState:
+        return self._ask_tell.state
 
 
-def _values_at(run: Run, state: SolverState) -> Any:
-    """The values at the points of a step, [n]."""
+def _values_of_step(run: Run, state: SolverState) -> jax.Array:
+    """Returns the values at the points of a step, [n]."""
     loss = step.loss_at(run, state)
     points, _ = step.points_at(run, state, loss)
     values, _ = values_at(run.evaluator, loss, state.params, points)
