@@ -379,10 +379,7 @@ class LinearCombination:
 
     def plus(self, weight: jax.Array, tree: Tree) -> "LinearCombination":
         """Returns the combination with one more weighted tree."""
-        more: LinearCombination = dataclasses.replace(
-            self, trees=(*self.trees, (weight, tree))
-        )
-        return more
+        return dataclasses.replace(self, trees=(*self.trees, (weight, tree)))
 
     def scaled(self, factor: jax.Array) -> "LinearCombination":
         """Multiplies the combination by a number, shape ().
@@ -394,12 +391,11 @@ class LinearCombination:
             return jnp.where(factor == 0, 0, factor.astype(x.dtype) * x)
 
         coefficients = self.coefficients
-        scaled: LinearCombination = dataclasses.replace(
+        return dataclasses.replace(
             self,
             coefficients=None if coefficients is None else times(coefficients),
             trees=tuple((times(weight), tree) for weight, tree in self.trees),
         )
-        return scaled
 
     def materialize(self, params: optax.Params) -> optax.Params:
         """Builds the tree.

@@ -175,20 +175,16 @@ class Points:
           scales: The scales sₖᵢ, [K, m]; by default the present ones.
         """
         scales = self.scales if scales is None else scales
-        moved: Points = dataclasses.replace(
-            self, shift=shift, shifts=shifts, scales=scales
-        )
-        return moved
+        return dataclasses.replace(self, shift=shift, shifts=shifts, scales=scales)
 
     def select(self, which: slice | np.ndarray) -> "Points":
         """Returns the points along some of the directions, by their index."""
-        some: Points = dataclasses.replace(
+        return dataclasses.replace(
             self,
             directions=jax.tree.map(lambda x: x[which], self.directions),
             scales=self.scales[which],
             shifts=None if self.shifts is None else self.shifts[which],
         )
-        return some
 
     def combine(self, coefficients: jax.Array) -> LinearCombination:
         """Returns Σₖ coefficientsₖ uₖ over the directions of the points: a gradient.
