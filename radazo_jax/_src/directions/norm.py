@@ -206,10 +206,7 @@ def _sum_of_squares(distribution: Draws, x: jax.Array, fraction: int) -> _Sum:
 
 
 def _in_pieces(
-    distribution: Draws,
-    drawn: Callable[..., jax.Array],
-    dimension: int,
-    size: int,
+    distribution: Draws, drawn: Callable[..., jax.Array], dimension: int, size: int
 ) -> jax.Array:
     fraction = fraction_bits(dimension)
     pieces, rest = divmod(dimension, size)
