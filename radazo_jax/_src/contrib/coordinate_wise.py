@@ -24,7 +24,7 @@ class CoordinateWiseState(NamedTuple):
 
 
 class _Basis(distributions.Distribution):
-    """Direction i is coordinate i."""
+    """The distribution whose direction i is coordinate i."""
 
     sequential = True
 

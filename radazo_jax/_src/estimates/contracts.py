@@ -235,7 +235,7 @@ class Estimate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class GradientEstimator(Configuration, abc.ABC):
-    """Estimates gradients from function values.
+    """An estimator of gradients from function values.
 
     A custom estimator is a subclass with two methods, `points` and `reduce`, and with
     `init` if it has state. Methods are pure. Make it a frozen dataclass with hashable
@@ -323,7 +323,7 @@ def check_estimator(estimator: object) -> None:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Evaluator(Configuration, abc.ABC):
-    """Turns points into values, within a compiled program.
+    """An evaluator, which turns points into values within a compiled program.
 
     A custom evaluator is a subclass with two pure methods, a frozen dataclass with
     hashable fields, as a custom estimator is.
