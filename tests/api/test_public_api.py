@@ -1,4 +1,4 @@
-"""Public names: where they are documented, and what their docstrings have."""
+"""Public names: the pages that document them, and the parts of their docstrings."""
 
 import functools
 import inspect
