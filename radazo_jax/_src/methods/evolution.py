@@ -8,16 +8,8 @@ import numpy as np
 
 from radazo_jax._src.base import checks
 from radazo_jax._src.base.names import checks_names
-from radazo_jax._src.methods.contract import (
-    Ask,
-    Box,
-    End,
-    Known,
-    Method,
-    Start,
-    Steps,
-    sizes,
-)
+from radazo_jax._src.methods import contract
+from radazo_jax._src.methods.contract import Ask, Box, End, Method, Start, Steps
 from radazo_jax._src.methods.ends import Reason, decided, guarded
 from radazo_jax._src.methods.points import finite
 
@@ -175,11 +167,11 @@ class Evolution:
         # A second value says whether a point of a grid has one value.
         values = yield Ask(np.stack([x, x]), again=True) if gridded else x[None]
         value = float(finite(values)[0])
-        units = sizes(start, self.scale)
+        units = contract.sizes(start, self.scale)
         noisy = bool(gridded and values[0] != values[1])
         inner = steps(start, value, units, self.step_size, self.population, noisy)
         if gridded and not noisy:
-            inner = Known(x, value).steps(inner)
+            inner = contract.Known(x, value).steps(inner)
         return (yield from inner)
 
 

@@ -11,15 +11,8 @@ import numpy as np
 
 from radazo_jax._src.base import checks
 from radazo_jax._src.base.names import checks_names
-from radazo_jax._src.methods.contract import (
-    Box,
-    End,
-    Method,
-    Part,
-    Start,
-    Steps,
-    check_continuous,
-)
+from radazo_jax._src.methods import contract
+from radazo_jax._src.methods.contract import Box, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.ends import decided, guarded
 from radazo_jax._src.methods.points import scaled
 
@@ -126,7 +119,7 @@ class Parabola(NamedTuple):
         return 2 * (self.after - self.before + self.fall)
 
 
-def adapted(
+def adapted_size(
     state: StepSize, parabola: Parabola, highest: float, resolution: float
 ) -> tuple[StepSize, bool]:
     """Adapts the step size to the parabola along a step.
@@ -294,7 +287,7 @@ class Many:
 
     @guarded
     def __call__(self, start: Start) -> Steps:
-        check_continuous("many()", start)
+        contract.check_continuous("many()", start)
         values = yield start.params[None]
         inner = functools.partial(steps, start, num_directions=self.num_directions)
         return (yield from scaled(inner, values))
@@ -417,7 +410,7 @@ def steps(start: Start, value: float, num_directions: int | None = None) -> Step
             if np.any(new != near):
                 after = float((yield new[None])[0])
                 parabola = _parabola(new - near, gradient, slope, before, after)
-                size, is_taken = adapted(size, parabola, highest, resolution)
+                size, is_taken = adapted_size(size, parabola, highest, resolution)
                 if is_taken:
                     x, value, restart = new, after, no_momentum
                     restart = no_momentum if rises else moved

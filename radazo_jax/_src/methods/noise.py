@@ -274,7 +274,7 @@ def jitter(
     return (yield from measured(x, value, _SHORT, space))
 
 
-def sizes(
+def measured_sizes(
     x: np.ndarray, value: float, first: AxisDifferences, space: Space
 ) -> Part[np.ndarray]:
     """Finds the move of each parameter that changes the value by about a hundredth.

@@ -219,12 +219,10 @@ def central(
     ends = space.point(x + np.where(ahead, h, k) / 2)
     one = np.flatnonzero((ahead != np.isfinite(second)) & (ends != x))
     if len(one):
-        half = np.full_like(x, np.nan)
-        half[one] = (yield along(x, one, ends[one])) - value
-        behind = np.isfinite(half) & ~ahead
-        h, first = np.where(behind, ends - x, h), np.where(behind, half, first)
-        beyond = np.isfinite(half) & ~behind
-        k, second = np.where(beyond, ends - x, k), np.where(beyond, half, second)
+        table, rows = np.stack([h, first, k, second]), np.where(ahead[one], 2, 0)
+        changes = (yield along(x, one, ends[one])) - value
+        table[rows, one], table[rows + 1, one] = (ends - x)[one], changes
+        h, first, k, second = table
     with np.errstate(all="ignore"):
         slopes = (first * (k / h) - second * (h / k)) / (k - h)
         slopes = np.where(np.isfinite(slopes), slopes, first / h)

@@ -19,16 +19,7 @@ from radazo_jax._src.methods import (
     quadratic,
     slopes,
 )
-from radazo_jax._src.methods.contract import (
-    Ask,
-    Box,
-    End,
-    Method,
-    Part,
-    Start,
-    Steps,
-    answered,
-)
+from radazo_jax._src.methods.contract import Ask, Box, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.ends import Reason, decided, guarded
 from radazo_jax._src.methods.points import (
     AxisDifferences,
@@ -376,7 +367,7 @@ def _until(inner: Steps, limit: float, most: int | None) -> Part[tuple[End, bool
         lowest = End(asked.points[i], float(comparable[i]), "")
         return None if lowest.value < limit or steps == most else values
 
-    end = yield from answered(inner, answer)
+    end = yield from contract.answered(inner, answer)
     return end or lowest, end is None
 
 
@@ -442,7 +433,7 @@ def _first_values(
         begun = max(abs(begun), *abs(longer[np.isfinite(longer)]))
     if not steep and (hessian is not None or not noise.are_needed(first, value)):
         return plan(Reason.SMOOTH, first=first)
-    sizes = yield from noise.sizes(x, value, first, space)
+    sizes = yield from noise.measured_sizes(x, value, first, space)
     space = space._replace(origin=x, sizes=sizes)
     first = yield from forward(x, value, spacing * space.spans(x), space)
     steps = not steep and noise.are_of_steps(first, value)
@@ -602,5 +593,5 @@ def _along_few(start: Start, unit: np.ndarray, best: End) -> Steps:
     def answer(asked: Ask) -> Part[np.ndarray]:
         return (yield Ask(point(asked.points), again=asked.again))
 
-    end = yield from answered(many.steps(within, best.value), answer)
+    end = yield from contract.answered(many.steps(within, best.value), answer)
     return end._replace(params=point(end.params))

@@ -8,17 +8,8 @@ import numpy as np
 
 from radazo_jax._src.base import checks
 from radazo_jax._src.base.names import checks_names
-from radazo_jax._src.methods import noise
-from radazo_jax._src.methods.contract import (
-    Ask,
-    End,
-    Method,
-    Part,
-    Start,
-    Steps,
-    check_continuous,
-    sizes,
-)
+from radazo_jax._src.methods import contract, noise
+from radazo_jax._src.methods.contract import Ask, End, Method, Part, Start, Steps
 from radazo_jax._src.methods.ends import Reason, decided, guarded
 from radazo_jax._src.methods.points import (
     AxisDifferences,
@@ -499,14 +490,14 @@ class Slopes:
 
     @guarded
     def __call__(self, start: Start) -> Steps:
-        check_continuous("slopes()", start)
+        contract.check_continuous("slopes()", start)
         values = yield start.params[None]
         if not np.isfinite(values[0]):
             return End(start.params, float(values[0]), Reason.FAILED)
         return (yield from scaled(functools.partial(self._inner, start), values))
 
     def _inner(self, start: Start, value: float) -> Steps:
-        space = Space.of(start, sizes(start, self.scale))
+        space = Space.of(start, contract.sizes(start, self.scale))
         end = yield from steps(
             start.params, value, space, start.resolution, tolerance=self.tolerance
         )
