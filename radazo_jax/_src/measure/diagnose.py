@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src.base import checks, keys, trees
+from radazo_jax._src.base import checks, keys, programs, trees
 from radazo_jax._src.directions.distributions import sphere
 from radazo_jax._src.estimates.contracts import (
     Draw,
@@ -166,9 +166,9 @@ def diagnose(
     draw, dtype = Draw.once(key), trees.widest(params)
     states.check_known((params, key))
     try:
+        loss, drawn = step.traced_functions(fun, sample, params, key)
         # A number that is known already, without a dtype, was not computed by JAX.
-        dtype = step.traced_functions(fun, sample, params, key)[0].output.dtype
-        is_traced = True
+        dtype, is_traced = loss.output.dtype, True
     except Exception as error:
         is_traced = False
         if sample is not None:
@@ -177,7 +177,8 @@ def diagnose(
                 "does not trace. Leave out sample, and pass a function of params alone."
             ) from error
     if is_traced:
-        probe = probe.checked()
+        if not programs.are_disabled():
+            probe = probe._replace(fun=loss, sample=drawn)
         draw = draw._replace(fun=probe.loss_of(jnp.uint32(0)))
     points, _ = points_of(chosen, vectorized(1), draw, params, chosen.init(params))
     probe = probe._replace(distribution=points.directions.distribution)
