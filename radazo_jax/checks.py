@@ -4,6 +4,7 @@ Each raises an error that names the argument, the value received and what is exp
 """
 
 from radazo_jax._src.base.checks import (
+    check_fun,
     check_int_at_least,
     check_positive,
     check_unit_interval,
@@ -11,6 +12,7 @@ from radazo_jax._src.base.checks import (
 from radazo_jax._src.base.names import checks_names
 
 __all__ = [
+    "check_fun",
     "check_int_at_least",
     "check_positive",
     "check_unit_interval",

@@ -277,8 +277,7 @@ def _split(
 
 
 def _merge(graphdef: Any, params: optax.Params, rest: nnx.State) -> _Nodes:
-    merged: _Nodes = nnx.merge(graphdef, nnx.State({0: params}), rest, copy=True)
-    return merged
+    return nnx.merge(graphdef, nnx.State({0: params}), rest, copy=True)
 
 
 def _apart(state: nnx.State, wrt: nnx.filterlib.Filter) -> tuple[nnx.State, nnx.State]:

@@ -1,6 +1,5 @@
-"""The house rules that a reader of one file cannot check."""
+"""Public names: the pages that document them, and the parts of their docstrings."""
 
-import ast
 import functools
 import inspect
 import pathlib
@@ -9,21 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from code_lines import code_lines
 
 import radazo_jax
 import radazo_jax.nnx
 
 ROOT = pathlib.Path(__file__).parents[2]
-PACKAGE = ROOT / "radazo_jax"
-MODULES = sorted(PACKAGE.rglob("*.py"))
-MAX_LINES = 450  # Of code: without docstrings, comments and blank lines.
-
-# The folders, in order: a module may import from its own folder and from earlier ones.
-ORDER = (
-    *("base", "directions", "perturb", "estimates", "contrib", "optimizers", "steps"),
-    *("measure", "runs", "train", "methods", "host", "workers"),
-)
 
 # The modules whose names are public.
 PUBLIC_MODULES = {
@@ -60,43 +49,6 @@ def documented_names():
     pages = sorted((ROOT / "docs" / "api").glob("*.md"))
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     return re.findall(r"^::: radazo_jax\.([\w.]+)$", text, re.MULTILINE)
-
-
-def module_name(path):
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def own_imports(path):
-    """The modules of the package that a file imports, anywhere in it."""
-    known = {module_name(p) for p in MODULES}
-    base = module_name(path).split(".")
-    package = base if path.name == "__init__.py" else base[:-1]
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            up = package[: len(package) - node.level + 1] if node.level else []
-            source = ".".join([*up, *([node.module] if node.module else [])])
-            for alias in node.names:
-                inner = f"{source}.{alias.name}"
-                found.add(inner if inner in known else source)
-    return found & known
-
-
-def reachable(graph, start):
-    seen, todo = set(), list(graph[start])
-    while todo:
-        module = todo.pop()
-        if module not in seen:
-            seen.add(module)
-            todo += graph[module]
-    return seen
-
-
-def test_public_names_are_functions_and_types():
-    assert set(PUBLIC) == set(FUNCTIONS) | set(TYPES)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -203,47 +155,6 @@ def test_import_needs_the_runtime_dependencies_alone():
     imported = {module.partition(".")[0] for module in output.stdout.split()}
     assert "radazo_jax" in imported
     assert not imported & optional
-
-
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_module_is_short_enough_to_read(path):
-    lines = code_lines(path)
-    assert lines <= MAX_LINES, f"{lines} lines of code: split it"
-
-
-def folder(module):
-    """The folder under `_src` that a module is in."""
-    return module.removeprefix("radazo_jax._src").strip(".").split(".")[0]
-
-
-def test_folders_import_downward_only():
-    graph = {module_name(path): own_imports(path) for path in MODULES}
-    src = "radazo_jax._src."
-    folders = {p.name for p in (PACKAGE / "_src").iterdir() if p.is_dir()}
-    assert folders - {"__pycache__"} == set(ORDER)
-    for module, imported in graph.items():
-        if not module.startswith(src) or folder(module) == "contrib":
-            continue
-        for other in imported - {"radazo_jax._src"}:
-            assert other.startswith(src), f"{module} imports the public {other}"
-            assert ORDER.index(folder(other)) <= ORDER.index(folder(module)), (
-                f"{module} imports {other}, of a later folder"
-            )
-
-
-def test_the_estimators_of_papers_are_written_with_public_names():
-    """An outsider could write them."""
-    for path in sorted((PACKAGE / "_src" / "contrib").glob("*.py")):
-        private = {x for x in own_imports(path) if x.startswith("radazo_jax._src.")}
-        others = {x for x in private if folder(x) != "contrib"}
-        assert not others, f"{path.name} imports {others}"
-
-
-def test_no_module_imports_itself_by_some_path():
-    graph = {module_name(path): own_imports(path) for path in MODULES}
-    graph["radazo_jax._src"] = set()
-    for module in graph:
-        assert module not in reachable(graph, module)
 
 
 def test_each_fault_has_its_test():

@@ -162,7 +162,7 @@ HOW = ["in turn", "threads", slow("processes"), "batch", "retries", "retries, ba
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("write", ["scale", "sort", "empty"])
 def test_a_function_may_write_to_its_argument(write, how, run):
-    """Its points, and the next tries, are those of a pure function."""
+    """A pure function has the same points, and the same next tries."""
     writer, tries = Writer(write), itertools.count()
     fun = writer.batched if "batch" in how else writer
 
@@ -400,7 +400,7 @@ def test_an_executor_that_hangs_ends_the_run_and_the_message_helps():
 
 
 def test_a_thread_that_hangs_leaves_the_others_to_the_run():
-    """Of four threads of the caller; nothing is lost if none hangs."""
+    """The caller has four threads. Nothing is lost if none hangs."""
 
     def hangs(x):
         if threading.current_thread().name.endswith("_0"):

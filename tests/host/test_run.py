@@ -590,7 +590,7 @@ def test_a_method_that_asks_for_nothing_new_ends(monkeypatch):
         while True:
             yield start.params[None]
 
-    monkeypatch.setattr("radazo_jax._src.host.run._MOST_IDLE", 1000)
+    monkeypatch.setattr("radazo_jax._src.host.minimize._MOST_IDLE", 1000)
     with pytest.raises(zo.RunError, match="must ask for new points; got 1,000 steps"):
         run(lambda x: 1.0, method)
 

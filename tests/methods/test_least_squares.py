@@ -381,9 +381,9 @@ def test_nothing_can_move():
 def test_sizes_of_parameters():
     box = Box(np.array([-np.inf, 0, 0]), np.array([np.inf, 8, np.inf]))
     start = started(np.array([-300.0, 7.0, 0.0]), box=box)
-    np.testing.assert_array_equal(least_squares.sizes(start, None), [300, 2, 1])
+    np.testing.assert_array_equal(least_squares.sizes_of_fit(start, None), [300, 2, 1])
     # `scale` means what it means for other methods.
-    assert least_squares.sizes(started(np.zeros(2)), 5.0).tolist() == [5, 5]
+    assert least_squares.sizes_of_fit(started(np.zeros(2)), 5.0).tolist() == [5, 5]
 
 
 @pytest.mark.parametrize(

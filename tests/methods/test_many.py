@@ -52,17 +52,17 @@ def test_the_step_size_is_the_minimum_of_the_parabola():
     square = gradient @ gradient
     for size in (minimum / 50, minimum / 2, 1.5 * minimum):
         parabola = many.Parabola(size * square, before, along(size), size**2 * square)
-        state, is_taken = many.adapted(many.StepSize(size), parabola, before, EPS)
+        state, is_taken = many.adapted_size(many.StepSize(size), parabola, before, EPS)
         np.testing.assert_allclose(state.size, minimum, rtol=1e-9)
         assert is_taken
     assert not state.searching
     # Averages of two measurements, and at most a factor of two.
     other = state.size
     parabola = many.Parabola(other * square, before, along(other), other**2 * square)
-    twice, _ = many.adapted(state, parabola, before, EPS)
+    twice, _ = many.adapted_size(state, parabola, before, EPS)
     np.testing.assert_allclose(twice.size, minimum, rtol=1e-9)
     flat = many.Parabola(fall=2.0, before=0.0, after=-2.0, square=state.size)
-    assert many.adapted(state, flat, 0.0, EPS)[0].size == 2 * state.size
+    assert many.adapted_size(state, flat, 0.0, EPS)[0].size == 2 * state.size
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_the_step_size_is_the_minimum_of_the_parabola():
 def test_steps_that_are_measured(parabola, highest, taken, factor, searching):
     """The known curvature is 1, by five measurements at η = 1."""
     state = many.StepSize(1.0, 1.0, 1.0, 5, False)
-    after, is_taken = many.adapted(state, many.Parabola(*parabola), highest, EPS)
+    after, is_taken = many.adapted_size(state, many.Parabola(*parabola), highest, EPS)
     assert (is_taken, after.searching) == (taken, searching)
     np.testing.assert_allclose(after.size, factor, rtol=1e-9)
 

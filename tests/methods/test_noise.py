@@ -66,7 +66,7 @@ def test_sizes_change_the_value_by_a_hundredth():
 
     first, _ = completed(forward(x, fun(x), 1.5e-9 * np.ones(D), space), fun)
     assert noise.are_needed(first, fun(x))
-    found, points = completed(noise.sizes(x, fun(x), first, space), fun)
+    found, points = completed(noise.measured_sizes(x, fun(x), first, space), fun)
     share = found / (1e-2 * SIZES)
     assert np.all((share > 0.05) & (share < 20))
     assert len(points) <= 10 * D

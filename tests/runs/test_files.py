@@ -53,7 +53,7 @@ class Kind(NamedTuple):
       run: `run(path, most)` continues a run, up to so many lines.
       file: The class that reads and writes it.
       read: Reads a file without a run.
-      known: What a file holds, line by line, except for seconds.
+      known: The lines of a file without their seconds.
       most: The number of lines that a short run writes.
       row: A line that a run could have written.
     """

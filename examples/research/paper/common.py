@@ -52,7 +52,7 @@ DIMENSION, NUM_DIRECTIONS, LEARNING_RATE, SMOOTHING = 10_000, 10, 1e-3, 5e-3
 
 
 def settings(dimension: int, seeds: int, **more: Any) -> dict[str, Any]:
-    """The settings of an experiment on a synthetic function, for its record."""
+    """The settings in the record of an experiment on a synthetic function."""
     return {
         "dimension": dimension,
         "num_directions": NUM_DIRECTIONS,

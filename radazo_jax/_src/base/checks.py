@@ -236,8 +236,27 @@ def _check_number(
     return float(value)
 
 
+@checks_names
 def check_fun(fun: object, name: str = "fun") -> None:
-    """Raises unless an argument of this name is a function."""
+    """Checks that an argument is a function.
+
+    Args:
+      fun: The argument.
+      name: Its name in errors.
+
+    Returns:
+      `None`.
+
+    Raises:
+      TypeError: If the argument is not callable.
+
+    Examples:
+      >>> from radazo_jax.checks import check_fun
+      >>> check_fun([1.0, 2.0], "prior")
+      Traceback (most recent call last):
+        ...
+      TypeError: prior must be a function of params; got [1.0, 2.0].
+    """
     if not callable(fun):
         given = shown.given(fun)
         raise TypeError(f"{name} must be a function of params; got {given}.")

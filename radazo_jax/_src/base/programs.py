@@ -341,7 +341,7 @@ def _noted(rule: Any, note: Callable[[], None]) -> Any:
 
 
 class _Reader:
-    """Reads the structure of programs, which equal programs share.
+    """A reader of the structure of programs, which equal programs share.
 
     Attributes:
       rules: The equations with custom derivatives, in order.

@@ -24,7 +24,7 @@ class CoordinateWiseState(NamedTuple):
 
 
 class _Basis(distributions.Distribution):
-    """Direction i is coordinate i."""
+    """The distribution whose direction i is coordinate i."""
 
     sequential = True
 
@@ -48,13 +48,13 @@ class CoordinateWise(estimators.GradientEstimator):
     uniform_fraction: float
 
     def init(self, params: optax.Params) -> CoordinateWiseState:
-        dimension = sum(p.size for p in jax.tree.leaves(params))
+        dimension = optax.tree.size(params)
         return CoordinateWiseState(_memory.none((dimension,), jnp.float32(0)))
 
     def points(
         self, draw: estimators.Draw, params: optax.Params, state: CoordinateWiseState
     ) -> tuple[estimators.Points, CoordinateWiseState]:
-        dimension = sum(p.size for p in jax.tree.leaves(params))
+        dimension = optax.tree.size(params)
         # By the inverse of the cumulative distribution.
         shares = jnp.cumsum(_probabilities(state.scores, self.uniform_fraction))
         shape = (self.num_directions,)

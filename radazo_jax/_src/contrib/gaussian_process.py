@@ -62,7 +62,7 @@ class GaussianProcess(estimators.AlongDirections):
     jitter: float
 
     def init(self, params: optax.Params) -> GaussianProcessState:
-        dimension = sum(p.size for p in jax.tree.leaves(params))
+        dimension = optax.tree.size(params)
         if dimension > MAX_DIMENSION:
             raise ValueError(
                 f"params must have at most {MAX_DIMENSION} coordinates for a "

@@ -52,9 +52,7 @@ class MomentumPerturbation(estimators.AlongDirections):
         params: optax.Params,
         state: MomentumPerturbationState,
     ) -> tuple[estimators.Points, MomentumPerturbationState]:
-        far = self.smoothing * self._deviation(
-            sum(p.size for p in jax.tree.leaves(params))
-        )
+        far = self.smoothing * self._deviation(optax.tree.size(params))
         points = estimators.sample_points(
             self.distribution, draw, 1, [far, -far], params
         )

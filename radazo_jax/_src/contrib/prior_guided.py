@@ -166,8 +166,8 @@ def prior_guided(
       <https://arxiv.org/abs/2107.10110>.
     """
     decay = checks.check_unit_interval("decay", decay)
-    if not (prior is None or callable(prior)):
-        raise TypeError(f"prior must be a function of params; got {prior!r}.")
+    if prior is not None:
+        checks.check_fun(prior, "prior")
     return PriorGuided(distribution, num_directions, smoothing, prior, decay)
 
 

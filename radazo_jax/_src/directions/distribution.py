@@ -301,8 +301,7 @@ def values_of_leaf(direction: Direction, leaf: Leaf, dimension: int) -> jax.Arra
         [held] = stored_elements(
             direction.distribution, key, number, (leaf,), dimension
         )
-        values: jax.Array = jax.tree.map(lambda x: x[0], held).values()
-        return values
+        return jax.tree.map(lambda x: x[0], held).values()
 
     if direction.distribution._packing(dimension) is None:
         return element_by_element(direction)

@@ -15,7 +15,7 @@ from jax import lax
 from radazo_jax._src.base import checks, xla
 from radazo_jax._src.base.names import checks_names
 from radazo_jax._src.base.trees import Tree
-from radazo_jax._src.directions import generator, layout
+from radazo_jax._src.directions import generator
 from radazo_jax._src.directions.distribution import Distribution, UnitNorm
 from radazo_jax._src.directions.elements import (
     DenseElements,
@@ -55,7 +55,7 @@ def _choose_pairs(size: int, stored: bool) -> Callable[..., Tree]:
     # Elsewhere than on a single CPU, what is drawn together would be copied into the
     # shape of the leaf, or sent to other devices.
     fits = stored and _FEWEST <= size <= _MOST
-    return xla.on_one_cpu if fits else layout.apart
+    return xla.on_one_cpu if fits else lambda _, one_by_one: one_by_one()
 
 
 def _draw(key: jax.Array, number: jax.Array, at: Positions) -> jax.Array:
@@ -322,7 +322,7 @@ def _choose_units(size: int, stored: bool) -> Callable[..., Tree]:
     # A CPU that does not store words would compute one for each of its elements, and a
     # TPU would copy what is made of words into another order.
     del size
-    return layout.together if stored else xla.on_one_gpu
+    return (lambda units, _: units()) if stored else xla.on_one_gpu
 
 
 def _from_bit(words: jax.Array, start: jax.typing.ArrayLike) -> jax.Array:

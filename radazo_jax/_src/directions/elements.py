@@ -11,8 +11,8 @@ import dataclasses
 import functools
 import math
 import string
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from collections.abc import Hashable, Sequence
+from typing import Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,6 @@ from radazo_jax._src.base.trees import STATIC
 from radazo_jax._src.directions import generator
 from radazo_jax._src.directions.generator import Positions
 from radazo_jax._src.directions.layout import GROUP, Packing, Part
-
-if TYPE_CHECKING:
-    from radazo_jax._src.directions.distribution import Distribution
 
 # Up to this many terms, a weighted sum of directions is one expression, which fuses
 # into whatever consumes it; beyond, it is a product that is stored.
@@ -48,6 +45,14 @@ class Elements(Protocol):
     def values(self) -> jax.Array: ...
 
     def weighted_sum(self, coefficients: jax.Array) -> jax.Array: ...
+
+
+class Draws(Hashable, Protocol):
+    """A distribution, by what draws its elements."""
+
+    def draw(self, key: jax.Array, number: jax.Array, at: Positions) -> jax.Array: ...
+
+    def _packing(self, dimension: int) -> Packing | None: ...
 
 
 class _Elementwise:
@@ -81,7 +86,7 @@ class LazyElements(_Elementwise):
     key: jax.Array
     number: jax.Array
     indices: Marks
-    distribution: Any = dataclasses.field(metadata=STATIC)
+    distribution: Draws = dataclasses.field(metadata=STATIC)
     part: Part = dataclasses.field(metadata=STATIC)
     dimension: int = dataclasses.field(metadata=STATIC)
     order: tuple[int, ...] | None = dataclasses.field(default=None, metadata=STATIC)
@@ -102,8 +107,7 @@ class LazyElements(_Elementwise):
         if packing is None or self.order is None or size == 0:
             return self._one_by_one()
         units = functools.partial(self._from_units, packing)
-        values: jax.Array = packing.choose(size, self.stored)(units, self._one_by_one)
-        return values
+        return packing.choose(size, self.stored)(units, self._one_by_one)
 
     def _one_by_one(self) -> jax.Array:
         at = self.part.positions(self.dimension, self.indices)
@@ -151,7 +155,7 @@ class LazyElements(_Elementwise):
 
 
 def draw(
-    distribution: "Distribution", key: jax.Array, number: jax.Array, at: Positions
+    distribution: Draws, key: jax.Array, number: jax.Array, at: Positions
 ) -> jax.Array:
     """Draws the numbers of a distribution, which may be a custom one."""
     _check_positions_alone(distribution, at.dimension)
@@ -159,7 +163,7 @@ def draw(
 
 
 @functools.lru_cache(maxsize=64)
-def _check_positions_alone(distribution: "Distribution", dimension: int) -> None:
+def _check_positions_alone(distribution: Draws, dimension: int) -> None:
     """Raises if an element depends on the other positions, or on their shape.
 
     A draw by the shape of an array, as by `jax.random`, would give equal numbers to
@@ -191,7 +195,7 @@ def _check_positions_alone(distribution: "Distribution", dimension: int) -> None
 
 
 def _drawn(
-    distribution: "Distribution", key: jax.Array, number: jax.Array, at: Positions
+    distribution: Draws, key: jax.Array, number: jax.Array, at: Positions
 ) -> jax.Array:
     found = distribution.draw(key, number, at)
     shape = np.shape(at.lo)

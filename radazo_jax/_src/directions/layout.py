@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from radazo_jax._src.base.trees import Tree
 from radazo_jax._src.directions import generator
 from radazo_jax._src.directions.generator import Counter, Positions
 
@@ -179,15 +178,3 @@ class Packing(NamedTuple):
         """Returns the units in which the numbers of an array lie."""
         group, start = divmod(part.offset, GROUP)
         return Part((self.num_units(start, part.size),), self.per_group * group)
-
-
-def together(units: Callable[[], Tree], one_by_one: Callable[[], Tree]) -> Tree:
-    """Chooses units everywhere."""
-    del one_by_one
-    return units()
-
-
-def apart(units: Callable[[], Tree], one_by_one: Callable[[], Tree]) -> Tree:
-    """Chooses single numbers everywhere."""
-    del units
-    return one_by_one()

@@ -7,7 +7,7 @@ on how an array is spread over devices. A sum of integers is not rounded.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,9 @@ import numpy as np
 from jax import lax
 
 from radazo_jax._src.directions import generator
-from radazo_jax._src.directions.elements import Elements, LazyElements
+from radazo_jax._src.directions.elements import Draws, Elements, LazyElements
 from radazo_jax._src.directions.generator import Counter
 from radazo_jax._src.directions.layout import Layout, Part
-
-if TYPE_CHECKING:
-    from radazo_jax._src.directions.distribution import Distribution
 
 # The squares that are summed are below 2^6.
 _INTEGER_BITS = 6
@@ -137,7 +134,7 @@ _LARGEST = 8.0
 
 
 def inverse_norm(
-    distribution: "Distribution", key: jax.Array, number: jax.Array, layout: Layout
+    distribution: Draws, key: jax.Array, number: jax.Array, layout: Layout
 ) -> jax.Array:
     """Returns 1 over the norm of a direction that is not stored: float32, shape ().
 
@@ -172,16 +169,12 @@ def inverse_norm(
     )
 
 
-def inverse_norm_of(
-    distribution: "Distribution", elements: Sequence[Elements]
-) -> jax.Array:
+def inverse_norm_of(distribution: Draws, elements: Sequence[Elements]) -> jax.Array:
     """Returns 1 over the norm of the elements of all leaves: float32, shape ()."""
     return _inverse_norm(distribution, [of_leaf.values() for of_leaf in elements])
 
 
-def _inverse_norm(
-    distribution: "Distribution", values: Sequence[jax.Array]
-) -> jax.Array:
+def _inverse_norm(distribution: Draws, values: Sequence[jax.Array]) -> jax.Array:
     fraction = fraction_bits(sum(x.size for x in values))
     sums = [_sum_of_squares(distribution, x, fraction) for x in values]
     return functools.reduce(_Sum.plus, sums, _Sum.zero()).inverse_root(fraction)
@@ -206,17 +199,14 @@ class _Sum(NamedTuple):
         return jnp.where(self.whole, root, jnp.nan)
 
 
-def _sum_of_squares(distribution: "Distribution", x: jax.Array, fraction: int) -> _Sum:
+def _sum_of_squares(distribution: Draws, x: jax.Array, fraction: int) -> _Sum:
     bounded = distribution._packing(x.size) is not None
     whole = jnp.ones((), jnp.bool_) if bounded else jnp.all(abs(x) < _LARGEST)
     return _Sum(sum_of_squares(x, fraction), whole)
 
 
 def _in_pieces(
-    distribution: "Distribution",
-    drawn: Callable[..., jax.Array],
-    dimension: int,
-    size: int,
+    distribution: Draws, drawn: Callable[..., jax.Array], dimension: int, size: int
 ) -> jax.Array:
     fraction = fraction_bits(dimension)
     pieces, rest = divmod(dimension, size)

@@ -1,4 +1,4 @@
-"""Where directions are stored: `are_stored` decides, `store` draws what is stored."""
+"""The storage of directions: `are_stored` decides, `store` draws what is stored."""
 
 import dataclasses
 import enum

@@ -1,7 +1,6 @@
 """Weighted sums of directions, and their inner products."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
@@ -57,7 +56,7 @@ def combine(
     return _combined_in_parts(coefficients, directions, params, layout, shardings)
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4))
+@partial(jax.jit, static_argnums=(3, 4))
 def _combined_in_parts(
     coefficients: jax.Array,
     directions: Direction,
@@ -111,7 +110,7 @@ def _sums(
             u = values_of_leaf(direction, leaf, layout.dimension)
             return coefficients[0] * (direction.scale * u).astype(coefficients.dtype)
         at_once, in_turn = (
-            functools.partial(way, leaf=leaf, dimension=layout.dimension)
+            partial(way, leaf=leaf, dimension=layout.dimension)
             for way in (_sum_at_once, _sum_in_turn)
         )
         return lax.platform_dependent(
@@ -167,7 +166,7 @@ def _sum_in_turn(
     if size > storage.MAX_UNROLLED:
         # A loop for each: an optimizer may have used one before the next is made.
         return lax.fori_loop(1, size, add, term(0))
-    return functools.reduce(lambda g, k: add(k, g), range(1, size), term(0))
+    return reduce(lambda g, k: add(k, g), range(1, size), term(0))
 
 
 def _one_by_one(direction: Direction, leaf: Leaf, dimension: int) -> jax.Array:
@@ -379,10 +378,7 @@ class LinearCombination:
 
     def plus(self, weight: jax.Array, tree: Tree) -> "LinearCombination":
         """Returns the combination with one more weighted tree."""
-        more: LinearCombination = dataclasses.replace(
-            self, trees=(*self.trees, (weight, tree))
-        )
-        return more
+        return dataclasses.replace(self, trees=(*self.trees, (weight, tree)))
 
     def scaled(self, factor: jax.Array) -> "LinearCombination":
         """Multiplies the combination by a number, shape ().
@@ -394,12 +390,11 @@ class LinearCombination:
             return jnp.where(factor == 0, 0, factor.astype(x.dtype) * x)
 
         coefficients = self.coefficients
-        scaled: LinearCombination = dataclasses.replace(
+        return dataclasses.replace(
             self,
             coefficients=None if coefficients is None else times(coefficients),
             trees=tuple((times(weight), tree) for weight, tree in self.trees),
         )
-        return scaled
 
     def materialize(self, params: optax.Params) -> optax.Params:
         """Builds the tree.

@@ -175,20 +175,16 @@ class Points:
           scales: The scales sₖᵢ, [K, m]; by default the present ones.
         """
         scales = self.scales if scales is None else scales
-        moved: Points = dataclasses.replace(
-            self, shift=shift, shifts=shifts, scales=scales
-        )
-        return moved
+        return dataclasses.replace(self, shift=shift, shifts=shifts, scales=scales)
 
     def select(self, which: slice | np.ndarray) -> "Points":
         """Returns the points along some of the directions, by their index."""
-        some: Points = dataclasses.replace(
+        return dataclasses.replace(
             self,
             directions=jax.tree.map(lambda x: x[which], self.directions),
             scales=self.scales[which],
             shifts=None if self.shifts is None else self.shifts[which],
         )
-        return some
 
     def combine(self, coefficients: jax.Array) -> LinearCombination:
         """Returns Σₖ coefficientsₖ uₖ over the directions of the points: a gradient.
@@ -239,7 +235,7 @@ class Estimate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class GradientEstimator(Configuration, abc.ABC):
-    """Estimates gradients from function values.
+    """An estimator of gradients from function values.
 
     A custom estimator is a subclass with two methods, `points` and `reduce`, and with
     `init` if it has state. Methods are pure. Make it a frozen dataclass with hashable
@@ -327,7 +323,7 @@ def check_estimator(estimator: object) -> None:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Evaluator(Configuration, abc.ABC):
-    """Turns points into values, within a compiled program.
+    """An evaluator, which turns points into values within a compiled program.
 
     A custom evaluator is a subclass with two pure methods, a frozen dataclass with
     hashable fields, as a custom estimator is.

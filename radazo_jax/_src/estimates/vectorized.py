@@ -257,8 +257,7 @@ def _values_in_one_batch(
         for tree in (points.directions, points.scales[:, 0])
     )
 
-    def evaluate(direction: Direction, scale: jax.Array) -> jax.Array:
-        return transform.evaluate(loss, params, points.layout, direction, scale)[0]
+    def evaluate(point: tuple[Direction, jax.Array]) -> jax.Array:
+        return transform.evaluate(loss, params, points.layout, *point)[0]
 
-    points_at = directions, scales.at[0].set(0)
-    return batched_map(lambda point: evaluate(*point), points_at, None)
+    return batched_map(evaluate, (directions, scales.at[0].set(0)), None)

@@ -246,7 +246,7 @@ class LeastSquares:
 
     def __call__(self, start: Start) -> Steps:
         contract.check_continuous("least_squares()", start)
-        frame = Frame.of(start, sizes(start, self.scale))
+        frame = Frame.of(start, sizes_of_fit(start, self.scale))
         search = Search(self, frame, (yield start.params[None])[0])
         if not np.isfinite(search.measured):
             return End(start.params, np.inf, Reason.FAILED)
@@ -258,7 +258,7 @@ class LeastSquares:
         return Loss(self.loss, self.f_scale).value(residuals)
 
 
-def sizes(start: Start, scale: Any) -> np.ndarray:
+def sizes_of_fit(start: Start, scale: Any) -> np.ndarray:
     """Returns the sizes of the parameters, shape [d]; see `least_squares`."""
     if scale is not None:
         return contract.sizes(start, scale)

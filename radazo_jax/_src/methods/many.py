@@ -119,7 +119,7 @@ class Parabola(NamedTuple):
         return 2 * (self.after - self.before + self.fall)
 
 
-def adapted(
+def adapted_size(
     state: StepSize, parabola: Parabola, highest: float, resolution: float
 ) -> tuple[StepSize, bool]:
     """Adapts the step size to the parabola along a step.
@@ -410,7 +410,7 @@ def steps(start: Start, value: float, num_directions: int | None = None) -> Step
             if np.any(new != near):
                 after = float((yield new[None])[0])
                 parabola = _parabola(new - near, gradient, slope, before, after)
-                size, is_taken = adapted(size, parabola, highest, resolution)
+                size, is_taken = adapted_size(size, parabola, highest, resolution)
                 if is_taken:
                     x, value, restart = new, after, no_momentum
                     restart = no_momentum if rises else moved

@@ -274,7 +274,7 @@ def jitter(
     return (yield from measured(x, value, _SHORT, space))
 
 
-def sizes(
+def measured_sizes(
     x: np.ndarray, value: float, first: AxisDifferences, space: Space
 ) -> Part[np.ndarray]:
     """Finds the move of each parameter that changes the value by about a hundredth.
@@ -322,12 +322,12 @@ def are_needed(first: AxisDifferences, value: float) -> bool:
 
 
 def are_of_steps(first: AxisDifferences, value: float) -> bool:
-    """Says whether most short changes are 0, or as large as those by long moves."""
+    """Says whether most short changes are 0, or as large as changes by long moves."""
     moved = first.steps != 0
     of_steps = moved & (first.dead | are_jumps(first, value))
     return bool(2 * np.sum(of_steps) > np.sum(moved))
 
 
 def are_jumps(first: AxisDifferences, value: float) -> np.ndarray:
-    """Says whether short changes are as large as those by long moves: bool, [d]."""
+    """Says whether short changes are as large as changes by long moves: bool, [d]."""
     return abs(first.changes) > _JUMP * AIM * abs(value)

@@ -433,7 +433,7 @@ def _first_values(
         begun = max(abs(begun), *abs(longer[np.isfinite(longer)]))
     if not steep and (hessian is not None or not noise.are_needed(first, value)):
         return plan(Reason.SMOOTH, first=first)
-    sizes = yield from noise.sizes(x, value, first, space)
+    sizes = yield from noise.measured_sizes(x, value, first, space)
     space = space._replace(origin=x, sizes=sizes)
     first = yield from forward(x, value, spacing * space.spans(x), space)
     steps = not steep and noise.are_of_steps(first, value)

@@ -400,8 +400,7 @@ def _of_leaf(
             u = optax.apply_updates(before, u)
         return block.write(p, u.astype(p.dtype)), nu
 
-    updated: tuple[jax.Array, Any] = sums.for_each(leaf.shape, step, (p, nu))
-    return updated
+    return sums.for_each(leaf.shape, step, (p, nu))
 
 
 def _leaf(layout: Layout, path: Tree, p: jax.Array) -> Leaf:

@@ -1,8 +1,8 @@
 """Whole runs of an optimizer and an estimator: `train`, and `replay` of a journal."""
 
 import functools
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -189,8 +189,7 @@ def train(
     calls = isinstance(evaluator, External)
     _check_used(calls, state, journal, chunk_size, sample, has_aux)
     if calls:
-        params = trees.with_float64(params)
-        _check_precision(params, state)
+        params = _with_precision(params, state)
     initial = params if state is None else state.params
     checks.check_params(initial)
     chosen = _chosen(optimizer, estimator, initial, calls)
@@ -198,40 +197,47 @@ def train(
     # Functions of the caller run under the caller's setting.
     context = functools.partial(jax.enable_x64, trees.has_x64())
     with ExitStack() as stack:
-        if calls:
-            stack.enter_context(trees.precision_of(initial))
-        file = None
-        if journal is not None:
-            file = stack.enter_context(Journal(journal).opened())
+        stack.enter_context(trees.precision_of(initial) if calls else nullcontext())
+        opened = nullcontext() if journal is None else Journal(journal).opened()
+        file = stack.enter_context(opened)
         run = Run(None, None, *chosen, bounds=as_bounds(bounds))
         if not calls:
             run = run._replace(fun=fun, sample=sample, evaluator=evaluator)
-        measures = optimizer is None, state is None
         begun = begin(run, params, key, state)
+        measures = optimizer is None, state is None
         run, begun, rate = _begun(run, begun, budget, file, *measures)
         interrupted = stack.enter_context(loop.interruptible())
         steps: loop.Steps
         if isinstance(evaluator, External):
-            opened = evaluator.open(
-                fun,
-                vector_valued=step.abstract_points(run, begun).vector_valued,
-                context=context,
-                interrupted=interrupted,
-            )
-            stepper, called = Stepper(run, begun), stack.enter_context(opened)
-            steps = StepwiseCalled(
-                stepper, budget, file, interrupted, evaluator, called
-            )
+            single = functools.partial(_calling, evaluator, fun, context, run, begun)
+            steps = stack.enter_context(single(budget, file, interrupted))
         elif file is not None:
             steps = StepwiseTraced(Stepper(run, begun), budget, file, interrupted)
         else:
             steps = Compiled(run, begun, budget, policy, chunk_size, interrupted)
-        rising = None
-        if sample is not None:
-            total = budget.total
-            advice = functools.partial(rates.advice, run, initial, key, total, rate)
-            rising = Rising(total, advice)
+        advice = functools.partial(rates.advice, run, initial, key, budget.total, rate)
+        rising = None if sample is None else Rising(budget.total, advice)
         return loop.run(steps, policy, callback, progress, context, rate, rising)
+
+
+@contextmanager
+def _calling(
+    evaluator: External,
+    fun: Objective,
+    context: Callable[[], AbstractContextManager[None]],
+    run: Run,
+    state: SolverState,
+    budget: Budget,
+    file: Journal | None,
+    interrupted: Callable[[], bool],
+) -> Iterator[StepwiseCalled]:
+    """Yields the steps of a Python function, whose workers end with them."""
+    vector_valued = step.abstract_points(run, state).vector_valued
+    with evaluator.open(
+        fun, vector_valued=vector_valued, context=context, interrupted=interrupted
+    ) as calls:
+        stepper = Stepper(run, state)
+        yield StepwiseCalled(stepper, budget, file, interrupted, evaluator, calls)
 
 
 def _chosen(
@@ -333,8 +339,13 @@ def _check_used(
             )
 
 
-def _check_precision(params: optax.Params, state: SolverState | None) -> None:
-    """Raises if a state has other dtypes than the parameters that it replaces."""
+def _with_precision(params: optax.Params, state: SolverState | None) -> optax.Params:
+    """Returns the parameters of a Python function, whose Python numbers are float64.
+
+    Raises:
+      ValueError: If a state has other dtypes than the parameters that it replaces.
+    """
+    params = trees.with_float64(params)
     leaves = () if state is None else jax.tree.leaves(state.params)
     for p, q in zip(jax.tree.leaves(params), leaves, strict=False):
         if hasattr(p, "dtype") and p.dtype != q.dtype:
@@ -342,6 +353,7 @@ def _check_precision(params: optax.Params, state: SolverState | None) -> None:
                 f"state must have the dtypes of params, {p.dtype}; got {q.dtype}. "
                 "Begin another run from state.params in the dtype that you need."
             )
+    return params
 
 
 @checks_names
