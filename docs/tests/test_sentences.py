@@ -30,7 +30,7 @@ def test_contributing_draws_every_folder_in_the_order_of_imports():
     drawn = re.findall(r"[├└]── (\w+)/ ", picture)
     source = ROOT / "radazo_jax/_src"
     folders = {path.parent.name for path in source.glob("*/__init__.py")}
-    text = (ROOT / "tests/api/test_public_api.py").read_text(encoding="utf-8")
+    text = (ROOT / "tests/api/test_house.py").read_text(encoding="utf-8")
     order = re.findall(
         r'"(\w+)"', re.search(r"^ORDER = (.*?)^\)", text, re.M | re.S)[1]
     )
