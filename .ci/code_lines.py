@@ -23,7 +23,7 @@ _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 # The package has at most so many lines of code. The number only falls: whoever adds
 # lines takes as many away.
-MOST = 15_900
+MOST = 15_573
 
 
 def _lines_of_code(path: pathlib.Path) -> tuple[set[int], ast.Module]:

@@ -1,7 +1,6 @@
 """Measurements of a function by a few evaluations, before a run."""
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -267,22 +266,26 @@ def _changes(
         it has several: [directions, 2].
       dtype: The dtype of the values.
     """
-    base, moved = (np.where(np.isfinite(x), x, np.nan) for x in (base, moved))
+
+    def mean(x: np.ndarray, axis: int | None = None, less: int = 0) -> np.ndarray:
+        """Returns the mean of finite values as if there were `less` fewer, or NaN."""
+        known = np.isfinite(x)
+        count = np.maximum(np.sum(known, axis) - less, 0)
+        return np.asarray(np.sum(x, axis, where=known) / count)
 
     def signal(changes: np.ndarray, variance: float) -> float:
         """Returns their root mean square without noise of this variance."""
-        return float(np.sqrt(np.maximum(np.nanmean(changes**2) - variance, 0.0)))
+        return float(np.sqrt(np.maximum(mean(changes**2) - variance, 0.0)))
 
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # Means of no values are NaN.
-        means = np.nanmean(base, axis=1)
-        noise = float(np.sqrt(np.nanmean(np.nanvar(base, axis=1, ddof=1))))
+    with np.errstate(all="ignore"):
+        means = mean(base, 1)
+        noise = float(np.sqrt(mean(mean((base - means[:, None]) ** 2, 1, less=1))))
         change = moved - means[:, None]
         # The variances that noise gives to values around θ, and to means at θ.
         around, start = noise**2, noise**2 / base.shape[1]
         slope = signal(change @ [0.5, -0.5], around / 2)
         curve = signal(change @ [0.5, 0.5], around / 2 + start)
-        size, value = signal(change, around + start), float(np.nanmean(means))
+        size, value = signal(change, around + start), float(mean(means))
         ulp = float(np.spacing(np.asarray(max(abs(value), size)).astype(dtype)))
     return value, noise, size, ulp, _ratio(curve, slope)
 
