@@ -365,7 +365,7 @@ def test_a_point_that_hangs_has_failed_and_its_later_value_is_dropped(run):
             time.sleep(0.3)
 
     count, late = itertools.count(), threading.Event()
-    make = lambda: ThreadPoolExecutor(1)  # noqa: E731
+    make = functools.partial(ThreadPoolExecutor, 1)
     found = run(hangs, executor=make, timeout=0.5, callback=callback)
     seen = itertools.count()
     expected = run(lambda x: np.nan if next(seen) == 3 else square(x))

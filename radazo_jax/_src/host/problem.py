@@ -50,8 +50,8 @@ class Problem(NamedTuple):
         """Converts what a row of the table has to a number."""
         if not self.residuals:
             return float(found)
-        value = getattr(self.method, "value")  # noqa: B009  (Of residuals alone.)
-        return float(value(np.reshape(found, (1, -1)))[0])
+        method: Any = self.method  # Methods of residuals have `value`, others do not.
+        return float(method.value(np.reshape(found, (1, -1)))[0])
 
     @classmethod
     def of(

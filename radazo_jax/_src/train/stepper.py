@@ -142,7 +142,7 @@ class AskTellOptimizer:
         """
         self._stepper, self.best = stepper, best or Best(stepper.params)
         self._asked: optax.Params = None  # Once they are asked for.
-        self._values: list[np.ndarray] = []  # Those that were told of them.
+        self._values: list[np.ndarray] = []  # The values that were told.
         self._following: optax.Params = None  # The next points, computed meanwhile.
 
     def __repr__(self) -> str:
@@ -165,7 +165,7 @@ class AskTellOptimizer:
         return self._stepper.params
 
     def ask(self) -> optax.Params:
-        """Returns the points of the step that were not told yet.
+        """Returns the points of the step whose values are missing.
 
         Another call returns the same points. They are the caller's.
 
@@ -186,7 +186,7 @@ class AskTellOptimizer:
         return trees.precision_of(self._stepper.state.params)
 
     def tell(self, values: jax.typing.ArrayLike | Sequence[object]) -> None:
-        """Takes the step, once the values at all of its points are told.
+        """Takes the step once the values at all of its points are known.
 
         Args:
           values: The values at the first points of `ask`, [m], NaN for points that

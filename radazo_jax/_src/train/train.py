@@ -188,8 +188,7 @@ def train(
     checks.check_callback(callback)
     calls = isinstance(evaluator, External)
     _check_used(calls, state, journal, chunk_size, sample, has_aux)
-    if calls:
-        params = _with_precision(params, state)
+    params = _with_precision(params, state) if calls else params
     initial = params if state is None else state.params
     checks.check_params(initial)
     chosen = _chosen(optimizer, estimator, initial, calls)
@@ -209,8 +208,9 @@ def train(
         interrupted = stack.enter_context(loop.interruptible())
         steps: loop.Steps
         if isinstance(evaluator, External):
-            single = functools.partial(_calling, evaluator, fun, context, run, begun)
-            steps = stack.enter_context(single(budget, file, interrupted))
+            steps = stack.enter_context(
+                _calling(evaluator, fun, context, run, begun, budget, file, interrupted)
+            )
         elif file is not None:
             steps = StepwiseTraced(Stepper(run, begun), budget, file, interrupted)
         else:
